@@ -35,7 +35,7 @@ from tsplat.data import (
 )
 from tsplat.kernels import launch, packed_rows, scans
 from tsplat.kernels.compositing import part_lists
-from tsplat.kernels.prepared import OPTIONS
+from tsplat.kernels.prepare import COMPILER_OPTIONS
 from tsplat.triton_cpu.launcher import Launcher
 
 CHANNELS = (1, 3, 4, 8, 16, 64)
@@ -79,7 +79,7 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
     def record(kernel: JITFunction[Any], *called: Any) -> None:
         arguments: dict[str, Any] = called[-1]
         values = {k: v for k, v in arguments.items() if k in kernel.arg_names}
-        options = {k: v for k, v in arguments.items() if k in OPTIONS and OPTIONS[k] is not v}
+        options = {k: v for k, v in arguments.items() if k in COMPILER_OPTIONS and v != COMPILER_OPTIONS[k]}
         launcher = Launcher(kernel)
         signature, constants = launcher.signature(launcher.bind((), values))
         channel_groups = 1
@@ -209,7 +209,7 @@ def _spherical_harmonics(vendor: str) -> Labeled:
         with recorded(vendor) as launches:
             _, clamped = kernels.spherical_harmonics_fwd(*inputs, ids, radii, degree=degree, clamp=True)
             kernels.spherical_harmonics_bwd(
-                *inputs, ids.to(torch.int32), radii, clamped, v, degree=degree, needs_centers=True, others=means
+                *inputs, ids.to(torch.int32), radii, clamped, v, degree=degree, needs_centers=True, v_means_before=means
             )
         yield from ((label, call) for call in launches)
 

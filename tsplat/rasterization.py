@@ -21,12 +21,12 @@ from .config import (
 from .data import Splats
 from .passes import replayed
 from .precision import in_full_precision
-from .runtime.compilation import eager, traceable
+from .runtime.compilation import eager, in_graphs
 from .stages.call import Call, check_call
 from .stages.capacity import Capacity, check_capacity
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
-from .stages.meta import IN_GRAPHS, Rendering, describe_reference, describe_render
+from .stages.meta import GRAPH_RESULTS, Rendering, describe_reference, describe_render
 from .stages.primitives import composite_maps, with_shapes
 from .stages.projection import project
 from .stages.shading import shade
@@ -41,19 +41,27 @@ __all__ = ["rasterization", "rasterization_2dgs"]
 def render(call: Call) -> Rendering:
     """Renders the Gaussians of a checked call by the stages, in their order."""
     options, settings = call.options, call.settings
-    gaussians = call.gaussians()  # means, quats, scales and opacities as given
+    # Inputs: means, quats, scales and opacities as given, and the cameras of all ranks, converted and checked.
+    gaussians = call.gaussians()
     cameras = gather_cameras(call.ranks, call.local_cameras(), call.means.device)
     gaussians, cameras, centers = call.prepare_inputs(gaussians, cameras)
-    projected, shaded = project(gaussians, cameras, settings.projection, call.batch, call.fused_harmonics(centers))
+    # Project: a row for each Gaussian and camera, or for visible ones only. Most colors are evaluated with it.
+    projected, colors = project(gaussians, cameras, settings.projection, call.batch, call.fused_harmonics(centers))
     if call.sparse_gradients is not None:
         call.sparse_gradients.set_visible(projected)
-    features = shade(call, gaussians.means, centers, projected, shaded)
+    # Shade: the features of each row, which are blended. `shaped` are the rows with what compositing evaluates.
+    features = shade(call, gaussians.means, centers, projected, colors)
     shaped, features, extra = with_shapes(call, gaussians, cameras, projected, features)
+    # Exchange: the rows of this rank's cameras; on a single rank, these are all.
     received, features = exchange(call.ranks, shaped, features, absgrad=options.absgrad)
+    # Intersect: the rows that each tile has to composite.
     splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
+    on_tiles, periods = call.tile_inputs(received, cameras)
     budget = call.memory_budget(splats)
-    boxes, periods = call.screen_bounds(received, cameras)
-    intersections = intersect(boxes, call.grid, settings.intersection, budget, call.explain_memory, call.ranks, periods)
+    intersections = intersect(
+        on_tiles, call.grid, settings.intersection, budget, call.explain_memory, call.ranks, periods
+    )
+    # Composite: the features of these rows, blended at each pixel.
     maps = composite_maps(call, splats, intersections, cameras)
     check_capacity(intersections.whole, options.capacity, call.grid, call.ranks)
     meta = describe_render(call, gaussians.valid, projected, received, intersections, maps, extra)
@@ -61,7 +69,7 @@ def render(call: Call) -> Rendering:
 
 
 # A call is an operator in a graph of torch.compile, or it replays passes if its kind is known. Otherwise the body runs.
-@traceable(IN_GRAPHS)
+@in_graphs(GRAPH_RESULTS)
 @replayed
 @in_full_precision
 def rasterization(

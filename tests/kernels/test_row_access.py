@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import triton.language as tl
 
 from tsplat.kernels.launch import Int, kernel
-from tsplat.kernels.row_access import load_row, row_within, store_row
+from tsplat.kernels.row_access import load_side_by_side, row_within, store_side_by_side
 
 pytestmark = pytest.mark.triton
 
@@ -27,11 +27,11 @@ def _double_kernel(
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     row = tl.load(order + index, mask=mask, other=0)
-    found = load_row(values + row * WIDTH, WIDTH, mask)
+    found = load_side_by_side(values + row * WIDTH, WIDTH, mask)
     doubled = ()
     for k in tl.static_range(WIDTH):
         doubled = doubled + (found[k] + found[k],)  # noqa: RUF005
-    store_row(out + row * WIDTH, doubled, mask)
+    store_side_by_side(out + row * WIDTH, doubled, mask)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

@@ -130,7 +130,7 @@ def test_no_constant_is_rounded_to_fp32(monkeypatch):
 
     monkeypatch.setattr(launcher, "object_code", recorded)
     monkeypatch.setattr(launcher, "_launchers", {})
-    monkeypatch.setattr("tsplat.kernels.launch.prepared", {})
+    monkeypatch.setattr("tsplat.kernels.launch.compiled", {})
     for seed in (1, 2, 6):  # with channels=16, all kernels and constants of the first 8
         case = draw_for_tests(seed)
         run(scenes.make(case.structure, torch.float64), **case.mode, **case.layout, backend="triton")

@@ -56,7 +56,7 @@ def nothing_compiled_before(monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(launcher, "_launchers", {})
-    monkeypatch.setattr("tsplat.kernels.launch.prepared", {})
+    monkeypatch.setattr("tsplat.kernels.launch.compiled", {})
     monkeypatch.setattr(backend, "cpu_compiler_problem", backend.cpu_compiler_problem.__wrapped__)
 
 

@@ -28,5 +28,5 @@ def cpu(request, monkeypatch):
     """Runs the test for each level of CPU features."""
     if request.param:
         monkeypatch.setenv("TSPLAT_CPU", request.param)
-        monkeypatch.setattr("tsplat.kernels.launch.prepared", {})
+        monkeypatch.setattr("tsplat.kernels.launch.compiled", {})
     return request.param

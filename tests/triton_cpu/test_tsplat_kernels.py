@@ -153,7 +153,7 @@ def test_same_bits_on_every_cpu_level(channels, monkeypatch):
     scene = _scene(torch.float32, n=40, cameras=2, channels=channels)
     found, _ = run(scene, backend="triton", tile_size=4)
     monkeypatch.delenv("TSPLAT_CPU", raising=False)
-    monkeypatch.setattr("tsplat.kernels.launch.prepared", {})
+    monkeypatch.setattr("tsplat.kernels.launch.compiled", {})
     best, _ = run(scene, backend="triton", tile_size=4)
     assert_same_bits(found, best)
 

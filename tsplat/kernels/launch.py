@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..triton_cpu import leaves, untraced
-from .prepared import OPTIONS, Run, Values, Vendor, prepare
-from .prepared import SMALL_STORAGE as SMALL_STORAGE
+from .prepare import COMPILER_OPTIONS, Run, Values, Vendor, prepare
+from .prepare import SMALL_STORAGE as SMALL_STORAGE
 
 GRID_MAX = 2**31 - 1
 
@@ -120,7 +120,7 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
 
 _numbers = itertools.count()
 
-prepared: dict[Any, Run] = {}
+compiled: dict[Any, Run] = {}
 """Compiled kernels by the keys of launches, which begin with the numbers of a kernel and of a GPU, None for a CPU."""
 
 observer: Callable[[Any, int, dict[str, Any]], None] | None = None
@@ -149,7 +149,11 @@ def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLO
 
 def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
     """Launches a kernel on the device of its tensors, by what was prepared for its kind of launch."""
-    arguments = {name: value for name, value in arguments.items() if OPTIONS.get(name, Ellipsis) is not value}
+    arguments = {
+        name: value
+        for name, value in arguments.items()
+        if name not in COMPILER_OPTIONS or value != COMPILER_OPTIONS[name]
+    }
     tensor = _first_tensor(arguments)
     vendor_name, gpu = vendor(tensor), None
     if vendor_name != "none" and (gpu := current_gpu(tensor)) is None:
@@ -157,7 +161,7 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
             launch_on_device(kernel, n_programs, arguments)
         return
     if vendor_name == "amd" and n_programs > AMD_PROGRAMS:
-        check_threads(tensor, n_programs, arguments.get("num_warps", OPTIONS["num_warps"]))
+        check_threads(tensor, n_programs, arguments.get("num_warps", COMPILER_OPTIONS["num_warps"]))
     observe, hook = observer, launch_hook  # another thread may change them
     if observe is not None:
         observe(kernel, n_programs, arguments)
@@ -167,11 +171,11 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
         kernel[(n_programs,)](**arguments)
         return
     key, values = _key_and_values(kernel, vendor_name, gpu, arguments)
-    run = prepared.get(key)
+    run = compiled.get(key)
     if run is None:
-        if unknown := arguments.keys() - kernel.arg_names - OPTIONS.keys():
+        if unknown := arguments.keys() - kernel.arg_names - COMPILER_OPTIONS.keys():
             raise TypeError(f"{kernel.__name__}: unknown arguments {sorted(unknown)}")
-        run = prepared[key] = prepare(kernel, gpu, arguments)
+        run = compiled[key] = prepare(kernel, gpu, arguments)
     if hook is None or hook(run, n_programs, values):
         run(n_programs, values)
 
@@ -226,7 +230,7 @@ def _key_and_values(
                 key.append(bool(parameter.annotation_type) or -(2**31) <= leaf < 2**31)
                 values.append(leaf)
     if gpu is not None:
-        key += [arguments.get(name, default) for name, default in OPTIONS.items()]
+        key += [arguments.get(name, default) for name, default in COMPILER_OPTIONS.items()]
     return tuple(key), tuple(values)
 
 

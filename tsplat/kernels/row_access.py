@@ -38,7 +38,7 @@ def _from_columns(columns):
 
 
 @triton.jit
-def load_row(pointer, N: tl.constexpr, mask):
+def load_side_by_side(pointer, N: tl.constexpr, mask):
     """Returns what ``load_tuple`` does with a stride of 1."""
     values = ()
     for first in tl.static_range(0, N, ROW):
@@ -49,7 +49,7 @@ def load_row(pointer, N: tl.constexpr, mask):
 
 
 @triton.jit
-def store_row(pointer, values, mask):
+def store_side_by_side(pointer, values, mask):
     """Does what ``store_tuple`` does with a stride of 1."""
     for first in tl.static_range(0, len(values), ROW):
         columns = ()

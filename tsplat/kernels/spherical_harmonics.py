@@ -28,7 +28,7 @@ from .launch import (
     kernel,
     programs,
 )
-from .row_access import load_row, store_row
+from .row_access import load_side_by_side, store_side_by_side
 
 BLOCK = 64
 
@@ -126,10 +126,10 @@ def _load_coefficients(coeffs, gaussian, n_bases, N: tl.constexpr, BY_ROW: tl.co
     if coeffs.higher is not None:
         values = load_tuple(coeffs.first + gaussian * 3, 1, 3, mask)
         if N > 1:
-            values = values + load_row(coeffs.higher + gaussian * (n_bases - 1) * 3, 3 * (N - 1), mask)
+            values = values + load_side_by_side(coeffs.higher + gaussian * (n_bases - 1) * 3, 3 * (N - 1), mask)
         return values
     elif BY_ROW:
-        return load_row(coeffs.first + gaussian * n_bases * 3, 3 * N, mask)
+        return load_side_by_side(coeffs.first + gaussian * n_bases * 3, 3 * N, mask)
     else:
         return load_tuple(coeffs.first + gaussian * n_bases * 3, 1, 3 * N, mask)
 
@@ -150,10 +150,10 @@ def _store_coefficients(coeffs, gaussian, n_bases, values, BY_ROW: tl.constexpr,
     """Stores the first coefficients of each Gaussian."""
     if coeffs.higher is not None:
         if len(values) > 3:
-            store_row(coeffs.higher + gaussian * (n_bases - 1) * 3, values[3:], mask)
+            store_side_by_side(coeffs.higher + gaussian * (n_bases - 1) * 3, values[3:], mask)
         store_tuple(coeffs.first + gaussian * 3, 1, values[:3], mask)
     elif BY_ROW:
-        store_row(coeffs.first + gaussian * n_bases * 3, values, mask)
+        store_side_by_side(coeffs.first + gaussian * n_bases * 3, values, mask)
     else:
         store_tuple(coeffs.first + gaussian * n_bases * 3, 1, values, mask)
 
@@ -211,7 +211,7 @@ def _sh_bwd_kernel(
     radii,  # [nnz, 2] int32 or None
     clamped,  # [nnz] int8 or None, as in the forward pass
     v_colors,  # [nnz, 3], rows `v_stride` apart
-    others,  # [B, N, 3], other gradients of means to add, or None
+    v_means_before,  # [B, N, 3], gradients of means to add to, or None
     v_means,  # [B, N, 3], output
     v_centers,  # [blocks, I, 3], output, or None
     v_coeffs: "Coefficients",  # output
@@ -265,9 +265,9 @@ def _sh_bwd_kernel(
         if v_centers is not None:
             for k in tl.static_range(3):
                 tl.store(v_centers + (block.to(tl.int64) * n_images + image) * 3 + k, -tl.sum(v_dir[k]))
-    if others is not None:
-        other = load_tuple(others + gaussian * 3, 1, 3, mask)
-        v_mean = add(other, v_mean)
+    if v_means_before is not None:
+        before = load_tuple(v_means_before + gaussian * 3, 1, 3, mask)
+        v_mean = add(before, v_mean)
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask)
     _store_coefficients(v_coeffs, gaussian, n_bases, v_coeff, ON_CPU or DEGREE > 0, mask)
 
@@ -331,14 +331,14 @@ def spherical_harmonics_bwd(
     *,
     degree: int,
     needs_centers: bool,
-    others: Tensor | None = None,
+    v_means_before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Coefficients]:
     """Computes the gradients of means, centers (None if not needed) and coefficients.
 
     Args:
         row_of: [B, C, N], packed row of each entry, -1 where it has none; None if not packed.
         clamped: From the forward pass.
-        others: Other gradients of means, to which those of colors are added; or None.
+        v_means_before: Gradients of means before those of colors, which are added to them; or None.
     """
     n_gaussians, n_bases, (n_batches, n_cameras, _) = means.shape[-2], coeffs.n_bases, centers.shape
     n_images = n_batches * n_cameras
@@ -363,7 +363,7 @@ def spherical_harmonics_bwd(
         radii=radii,
         clamped=clamped,
         v_colors=v_colors,
-        others=others,
+        v_means_before=v_means_before,
         v_means=v_means,
         v_centers=block_sums,
         v_coeffs=v_coeffs,

@@ -19,7 +19,7 @@ def visible_rows(
     return rows, rows if dense_ids is None else dense_ids[rows]
 
 
-def packed_rows(dense_ids: Tensor, n_dense: int) -> Tensor:
+def row_of_dense(dense_ids: Tensor, n_dense: int) -> Tensor:
     """Returns the packed row of each entry of the dense [B, C, N] layout, -1 where it has none. [n_dense] int32"""
     row_of = torch.full((n_dense,), -1, dtype=torch.int32, device=dense_ids.device)
     row_of[dense_ids] = torch.arange(dense_ids.numel(), dtype=torch.int32, device=dense_ids.device)
@@ -27,7 +27,7 @@ def packed_rows(dense_ids: Tensor, n_dense: int) -> Tensor:
 
 
 def packed_ids(row_of: Tensor | None) -> Tensor | None:
-    """Inverts :func:`packed_rows`: index of each row in the dense layout, or None if rows are not packed."""
+    """Inverts :func:`row_of_dense`: index of each row in the dense layout, or None if rows are not packed."""
     return None if row_of is None else (row_of >= 0).nonzero().squeeze(1)
 
 

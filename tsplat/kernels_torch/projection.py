@@ -17,12 +17,12 @@ from .indices import (
     gaussians_and_images,
     keep_visible,
     packed_ids,
-    packed_rows,
+    row_of_dense,
     visible_rows,
 )
 from .lenses import LENSES
 from .lenses.interface import Row
-from .projector import Bounds, Projector, Screen, ScreenCovariances
+from .projector import Bounds, Projector, RowValues, ScreenCovariances
 from .surfel_projection import surfels
 from .unscented import limits_on_sphere, unscented
 
@@ -100,7 +100,7 @@ def _times_rotation(row: Row, w: tuple[tuple[Tensor, ...], ...]) -> Triple:
 
 def _ellipses(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice
-) -> tuple[Screen, Bounds]:
+) -> tuple[RowValues, Bounds]:
     """Projects Gaussians by EWA splatting or by the unscented transform."""
     ellipse = _screen(gaussians, cameras, settings, ids)
     sharp = ellipse.covariance
@@ -128,7 +128,7 @@ def _ellipses(
         return visible & (det > 0) & det.isfinite(), radii, ellipse.z
 
     means2d = torch.stack([ellipse.x, ellipse.y], -1)
-    return Screen(means2d, ellipse.depths, conics, None, rho if settings.antialiased else None), bounds
+    return RowValues(means2d, ellipse.depths, conics, None, rho if settings.antialiased else None), bounds
 
 
 def _bounds(
@@ -185,7 +185,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         n_gaussians=n_gaussians,
         dense_ids=kept,
         radii=emit(radii.nan_to_num().to(torch.int32)),
-        row_of=None if kept is None else packed_rows(kept, visible.numel()),
+        row_of=None if kept is None else row_of_dense(kept, visible.numel()),
         **{name: None if value is None else emit(value) for name, value in values.items()},  # type: ignore[arg-type]
     )
 

@@ -9,7 +9,7 @@ from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..formulas.rotations import Triple
 
 
-class Screen(NamedTuple):
+class RowValues(NamedTuple):
     """Holds the differentiable values of projected rows: see ``ProjectedGaussians``."""
 
     means2d: Tensor
@@ -40,5 +40,5 @@ class ScreenCovariances(NamedTuple):
 Bounds = Callable[[Tensor | None], tuple[Tensor, Tensor, Tensor]]
 """From opacities: whether rows pass the projector's own tests, radii as numbers, and the depth that planes cull by."""
 
-Projector = Callable[[Gaussians3D, Cameras, ProjectionSettings, Tensor | slice], tuple[Screen, Bounds]]
+Projector = Callable[[Gaussians3D, Cameras, ProjectionSettings, Tensor | slice], tuple[RowValues, Bounds]]
 """Projects rows of Gaussians, given their indices, each with a camera of its own."""

@@ -8,12 +8,12 @@ from torch import Tensor
 from ..config import BOX_VARIANCE_MIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..formulas.rotations import rotation_matrices
-from .projector import Bounds, Screen
+from .projector import Bounds, RowValues
 
 
 def surfels(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice
-) -> tuple[Screen, Bounds]:
+) -> tuple[RowValues, Bounds]:
     """Projects surfels. Shapes are ray transforms [nnz, 9]; normals are in the camera frame, towards the camera."""
     assert gaussians.quats is not None and gaussians.scales is not None
     means, quats, scales = gaussians.means[ids], gaussians.quats[ids], gaussians.scales[ids]
@@ -39,4 +39,4 @@ def surfels(
         radii = (settings.numerics.extend * extents.clamp_min(BOX_VARIANCE_MIN).sqrt()).ceil().clamp_max(RADIUS_MAX)
         return (radii > settings.radius_clip).any(-1), radii, z
 
-    return Screen(focal * slopes + principal + offsets, z, transforms.flatten(1), normals, None), bounds
+    return RowValues(focal * slopes + principal + offsets, z, transforms.flatten(1), normals, None), bounds

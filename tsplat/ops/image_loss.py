@@ -13,7 +13,7 @@ from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..precision import full_precision
 from ..runtime.autograd import apply, once_differentiable
 from ..runtime.backend import launchers
-from ..runtime.compilation import traceable, with_plain_tensors
+from ..runtime.compilation import in_graphs, with_plain_tensors
 from ..runtime.operators import Results
 
 Padding = Literal["same", "valid"]
@@ -64,7 +64,7 @@ RESULTS = Results(
 )
 
 
-@traceable(RESULTS)
+@in_graphs(RESULTS)
 @with_plain_tensors
 def _l1_ssim_and_loss(
     image: Tensor, target: Tensor, ssim_weight: float, padding: Padding, backend: Backend

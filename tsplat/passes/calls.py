@@ -20,7 +20,7 @@ from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..stages.capacity import read_async
 from ..stages.meta import Meta
 from .arenas import SPECIALIZED_ALIGNMENT, View, acquire_scratch, release_scratch, tensor_of_view
-from .replayed_meta import LentArena, MetaSource, lazy_values, packed_rows, saved_tensor
+from .replayed_meta import LentArena, MetaSource, first_rows, lazy_values, saved_tensor
 from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
 
@@ -145,8 +145,8 @@ class _BackwardContext(NamedTuple):
         return self.runner.backward(backward_pass, saved, incoming, self.lent, self.n_packed, self.read_n_slots)
 
     def rows(self, values: Tensor) -> Tensor:
-        """Returns :func:`packed_rows` of values."""
-        return packed_rows(values, self.n_packed)
+        """Returns :func:`first_rows` of values."""
+        return first_rows(values, self.n_packed)
 
 
 def read_counts(traced: TracedCall, arena: Tensor, *, on_gpu: bool) -> tuple[list[int] | None, int | None]:

@@ -30,7 +30,7 @@ class LentArena:
         self.memory, self.values = memory, list[Tensor]()
 
 
-def packed_rows(values: Tensor, n_packed: int | None) -> Tensor:
+def first_rows(values: Tensor, n_packed: int | None) -> Tensor:
     """Returns the values of packed rows, which are the first ones of a capacity; all if rows are not packed."""
     return values if n_packed is None else values[:n_packed]
 
@@ -66,8 +66,8 @@ class MetaSource(NamedTuple):
         return saved_tensor(view, self.bases, self.lent)
 
     def rows(self, values: Tensor) -> Tensor:
-        """Returns :func:`packed_rows` of values."""
-        return packed_rows(values, self.n_packed)
+        """Returns :func:`first_rows` of values."""
+        return first_rows(values, self.n_packed)
 
 
 @functools.lru_cache(maxsize=64)
@@ -133,6 +133,6 @@ class _Row(torch.autograd.Function):
     def backward(ctx: Any, _saved: tuple[Tensor, ...], v: Tensor) -> Gradients:
         v_carrier = ctx.traced.v_carrier.zeros(v.device)
         view: View = ctx.traced.v_row[ctx.name]
-        target = packed_rows(view.of(v_carrier), ctx.n_packed)
+        target = first_rows(view.of(v_carrier), ctx.n_packed)
         target.copy_(v.reshape(target.shape))
         return None, None, None, None, v_carrier

@@ -58,7 +58,7 @@ def eager(function: Callable[Parameters, Result], operator: Operator | None = No
     return run
 
 
-def traceable(results: Results) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+def in_graphs(results: Results) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Excludes a function from ``torch.compile`` except for calls that can be operators of a graph."""
     return lambda function: eager(function, Operator(function, results))
 

@@ -183,9 +183,13 @@ class Call:
             return lidar.rays(self.select_local(cameras), settings.camera, unit=settings.hits)
         return camera_rays(self.select_local(cameras), settings.camera, unit=settings.hits)
 
-    def screen_bounds(self, received: ProjectedGaussians, cameras: Cameras) -> tuple[ProjectedGaussians, Tensor | None]:
-        """Returns what lists of tiles are made of, given the cameras of all ranks: the Gaussians that this rank
-        composites, of lidars as boxes of the image; and the period of u for each, None if cameras do not wrap."""
+    def tile_inputs(self, received: ProjectedGaussians, cameras: Cameras) -> tuple[ProjectedGaussians, Tensor | None]:
+        """Returns the rows that lists of tiles are made of, and the period of u of each, None if cameras do not wrap.
+
+        Args:
+            received: The rows that this rank composites. Those of a lidar are replaced by boxes of its image.
+            cameras: Those of all ranks.
+        """
         local = self.select_local(cameras)
         if self.lidar is not None:
             return self.lidar.boxes(received, local, self.settings.numerics)

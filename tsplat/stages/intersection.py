@@ -14,7 +14,7 @@ from ..errors import MemoryBudgetError
 from ..runtime.memory import MemoryBudget, OverBudgetError
 from .agreement import Ranks
 from .capacity import choose_capacities, fail_together, is_shared
-from .listing import TileRows, depth_order, find_spans, list_intersections, list_with_capacities
+from .listing import Band, depth_order, find_spans, list_intersections, list_with_capacities
 
 
 def intersect(
@@ -132,7 +132,7 @@ class BandedIntersections:
         totals: _RankTotals | None = None,
     ) -> None:
         self.whole: Intersections | None = None
-        self.bands: list[TileRows] = []
+        self.bands: list[Band] = []
         self.n_intersections = 0
         self.budget = budget
         self._screen, self._grid, self._settings = screen, grid, settings

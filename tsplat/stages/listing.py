@@ -20,7 +20,7 @@ from ..runtime.backend import launchers
 from ..runtime.memory import INDEX_MAX, MemoryBudget, OverBudgetError
 from ..runtime.tracing import numpy_step
 
-TileRows = tuple[int, int]
+Band = tuple[int, int]
 """A band: its first flat tile row, and the one after its last."""
 
 SPANS, INTERSECTIONS = Capacities._fields.index("spans"), Capacities._fields.index("intersections")
@@ -60,7 +60,7 @@ def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int
 def find_spans(
     screen: ScreenGaussians,
     grid: TileGrid,
-    band: TileRows,
+    band: Band,
     settings: IntersectionSettings,
     budget: MemoryBudget | None = None,
     capacities: Capacities | None = None,
@@ -166,7 +166,7 @@ def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> N
 def list_intersections(
     screen: ScreenGaussians,
     grid: TileGrid,
-    band: TileRows,
+    band: Band,
     spans: Spans,
     settings: IntersectionSettings,
     *,

@@ -119,8 +119,8 @@ def describe_render(
 
     Args:
         valid: [..., N] bool, or None if values were not checked.
-        projected: This rank's Gaussians.
-        received: The Gaussians that this rank composited; ``projected`` itself on a single rank.
+        projected: The rows of this rank's Gaussians.
+        received: The rows that this rank composited, with the shapes of their footprint.
         intersections: Of ``received``.
         maps: Images by name, of which ``meta`` has some.
         extra: What a primitive adds.
@@ -275,7 +275,7 @@ def _plain(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> tuple[Tensor, Te
     return render_colors, render_alphas, meta.copy()
 
 
-IN_GRAPHS = Results(_sizes_are_known, _names, _unpack, _pack, _plain)
+GRAPH_RESULTS = Results(_sizes_are_known, _names, _unpack, _pack, _plain)
 """Results of ``rasterization()`` in graphs of ``torch.compile``: ``meta`` has tensors of fixed sizes only."""
 
 

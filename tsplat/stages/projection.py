@@ -59,7 +59,7 @@ class _Project(torch.autograd.Function):
         if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs or needs_higher):
             v_means, v_centers, v_coeffs = ctx.kernels.spherical_harmonics_bwd(
                 gaussians.means, centers, Coefficients(coeffs, higher), row_of, radii, clamped, v_colors,
-                degree=ctx.degree, needs_centers=needs_centers, others=v_gaussians.means,
+                degree=ctx.degree, needs_centers=needs_centers, v_means_before=v_gaussians.means,
             )  # fmt: skip
             v_gaussians = v_gaussians._replace(means=v_means)
         return None, None, None, v_centers, *v_coeffs, *v_gaussians, *v_cameras

@@ -87,16 +87,16 @@ def evaluate_harmonics(
 
 
 def shade(
-    call: Call, means: Tensor, centers: Tensor | None, projected: ProjectedGaussians, shaded: Tensor | None
+    call: Call, means: Tensor, centers: Tensor | None, projected: ProjectedGaussians, evaluated: Tensor | None
 ) -> Features:
     """Computes the features of projected Gaussians: colors, if they are rendered, and extra signals behind them.
 
     Args:
         means, centers: [..., N, 3], camera centers [B, C, 3]; centers may be None without spherical harmonics.
-        shaded: Colors that projection evaluated, [nnz, 3], or None.
+        evaluated: Colors that projection evaluated, [nnz, 3], or None.
     """
-    o, colors = call.options, Features(shaded, None)
-    if o.renders_color and shaded is None:
+    o, colors = call.options, Features(evaluated, None)
+    if o.renders_color and evaluated is None:
         colors = find_features(means, call.all_colors(), centers, projected, o.sh_degree, o.backend)
     if call.extra_signals is None:
         return colors

@@ -4,7 +4,7 @@
 
     launch(kernel, (n_programs,), (x, y, n), {"BLOCK": 128})  # what kernel[(n_programs,)](x, y, n, BLOCK=128) does
 
-`prepare` does all but the launch, once for arguments of a kind; `tsplat.kernels.prepared` calls it.
+`prepare` does all but the launch, once for arguments of a kind; `tsplat.kernels.prepare` calls it.
 
 The path of a kernel, by module:
 

@@ -173,7 +173,7 @@ def test_rounding_at_borders_of_parts_leaves_nothing_out(shape, entries, monkeyp
 
 
 def _band(rays, tile_size):
-    from tsplat.kernels.compositing.walk_steps import Band
+    from tsplat.kernels.compositing.walk_steps import BandTask
     from tsplat.kernels.launch import PartShape
 
     grid = TileGrid.cover(1, WIDTH, HEIGHT, tile_size)
@@ -182,7 +182,7 @@ def _band(rays, tile_size):
     )
     offsets = torch.zeros(grid.n_tiles, dtype=torch.int32)  # of a band from the second tile on
     intersections = Intersections(1, offsets, torch.zeros(0, dtype=torch.int32), None)
-    return Band(intersections, grid, PartShape(8, 4, 2**30), settings, rays)
+    return BandTask(intersections, grid, PartShape(8, 4, 2**30), settings, rays)
 
 
 @pytest.mark.parametrize(("kind", "readout"), CASES)

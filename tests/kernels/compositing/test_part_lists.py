@@ -61,12 +61,12 @@ def _intersections(splats, first_tile, lengths, seed, key_bias=None):
 def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT, unread=0):
     from tsplat.kernels.compositing import part_lists
     from tsplat.kernels.compositing.records import pack_records
-    from tsplat.kernels.compositing.walk_steps import Band
+    from tsplat.kernels.compositing.walk_steps import BandTask
     from tsplat.kernels.launch import PartShape
 
     settings, shape = _settings(grid.tile_size), PartShape(width, height, chunk)
     records = pack_records(splats, settings)
-    band = Band(intersections, grid, shape, settings)
+    band = BandTask(intersections, grid, shape, settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part_lists, "UNREAD_MAX", unread)
         return part_lists.list_parts(records, band, splats.n_features, has_walk_ends=True)

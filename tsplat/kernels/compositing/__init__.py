@@ -71,7 +71,7 @@ from .footprints import FOOTPRINTS
 from .part_lists import list_parts
 from .records import pack_records
 from .slots import assign_slots, sum_slots
-from .walk_steps import Band, Chunks, FinalPixels, ImageGradients, Ranges
+from .walk_steps import BandTask, Chunks, FinalPixels, ImageGradients, Ranges
 
 __all__ = [
     "bytes_per_intersection",
@@ -209,10 +209,10 @@ def composite_bwd(
 
 def _band(
     splats: Splats, intersections: Intersections, n_images: int, settings: CompositingSettings, rays: Rays | None
-) -> Band:
+) -> BandTask:
     grid = TileGrid.cover(n_images, settings.camera.width, settings.camera.height, settings.tile_size)
     shape = part_shape(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
-    return Band(intersections, grid, shape, settings, rays)
+    return BandTask(intersections, grid, shape, settings, rays)
 
 
 def _allocate_gradients(splats: Splats, settings: CompositingSettings, *, zero: bool, has_sums: bool) -> SplatGradients:
@@ -234,7 +234,7 @@ def _without_features(splats: Splats) -> Splats:
     return splats._replace(colors=None, depths=None)
 
 
-def _list_again(splats: Splats, band: Band, image: Tensor) -> PartLists:
+def _list_again(splats: Splats, band: BandTask, image: Tensor) -> PartLists:
     """Returns the lists of a band. The forward pass runs again if lists are cut, for what chunks add.
 
     Args:

@@ -12,7 +12,7 @@ from ..device_math import load_tuple
 from ..launch import Int, approximate, is_amd, kernel
 from .footprints import FOOTPRINTS
 from .records import pack_records
-from .walk_steps import OPACITY, alpha_at
+from .walk_steps import OPACITY_VALUES, alpha_at
 
 BLOCK = 128
 
@@ -25,16 +25,16 @@ def _alphas_kernel(
     y,  # [h]
     alphas,  # [K, h, w], output
     n: "Int", width: "Int", height: "Int",
-    FOOTPRINT: tl.constexpr, WIDTH: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
+    FOOTPRINT: tl.constexpr, WIDTH: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, FAST: tl.constexpr,
     AMD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     line = index // width
     row = tl.load(rows + line // height, mask=mask, other=0).to(tl.int64)
-    record = load_tuple(records + row * WIDTH, 1, FOOTPRINT.VALUES + OPACITY, mask)
+    record = load_tuple(records + row * WIDTH, 1, FOOTPRINT.VALUES + OPACITY_VALUES, mask)
     pixel = (tl.load(x + index % width, mask=mask, other=0.0), tl.load(y + line % height, mask=mask, other=0.0))
-    alpha, _ = alpha_at(record, pixel, FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)
+    alpha, _ = alpha_at(record, pixel, FOOTPRINT, LOG2_ALPHA_MIN, FAST, AMD)
     tl.store(alphas + index, alpha, mask=mask)
 
 
@@ -62,7 +62,7 @@ def tile_alphas(splats: Splats, settings: CompositingSettings) -> Callable[[Tens
             FOOTPRINT=FOOTPRINTS[settings.footprint],
             WIDTH=records.shape[1],
             LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-            APPROX=approximate(records),
+            FAST=approximate(records),
             AMD=is_amd(records),
             enable_fp_fusion=False,  # as in walks
         )

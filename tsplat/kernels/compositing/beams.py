@@ -14,7 +14,7 @@ from ...data import Rays
 from ..device_math import constant, cross3, dot, load_tuple, normalize3, store_tuple, times
 from ..launch import kernel, programs
 from .rays import has_ray
-from .walk_steps import Band, PartGrid, part_pixels
+from .walk_steps import BandTask, PartGrid, part_pixels
 
 FRAME = tl.constexpr(10)
 BOX = tl.constexpr(8)
@@ -126,7 +126,7 @@ def load_box(beams, tile, part: tl.constexpr, mask, PARTS: tl.constexpr):
     return load_tuple(beams + (tile.to(tl.int64) * (FRAME + BOX * PARTS) + (FRAME + BOX * part)), 1, BOX, mask)
 
 
-def find_beams(band: Band) -> Tensor | None:
+def find_beams(band: BandTask) -> Tensor | None:
     """Returns frames and boxes of a band's tiles, [tiles, FRAME + BOX parts]; None if the footprint needs none."""
     if not band.footprint.BEAMS:
         return None

@@ -13,8 +13,8 @@ from ..device_math import constant
 from ..launch import Int, kernel, programs, walk_options
 from .records import load_record
 from .walk_steps import (
-    OPACITY,
-    Band,
+    OPACITY_VALUES,
+    BandTask,
     Chunks,
     PartGrid,
     Ranges,
@@ -50,7 +50,7 @@ def _transmittance_kernel(
     PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
-    VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
+    VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY_VALUES
     UNROLL: tl.constexpr = WALK.UNROLL
     program = tl.program_id(0)
     entry_range = load_range(program, ranges, PART.CHUNK)
@@ -59,22 +59,22 @@ def _transmittance_kernel(
     if program + 1 < entry_range.end_chunk:
         transmittance = tl.where(pixels.inside, 1.0, 0.0).to(dtype)
         ids += entry_range.start
-        record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
+        record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.FAST)
         next_row = tl.load(ids + begin + 1)
-        if WALK.APPROX:
+        if WALK.FAST:
             ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
         done = begin
         alive = True
         while (done < end) & alive:
             stop = tl.minimum(done + STEP, end)
             for entry in tl.range(done, stop, loop_unroll_factor=UNROLL):
-                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
-                if WALK.APPROX:
+                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
+                if WALK.FAST:
                     next_row = tl.load(ahead)
                     ahead += 1
                 else:
                     next_row = tl.load(ids + entry + 2)
-                alpha = alpha_at(record, pixels.position, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.APPROX, WALK.AMD)[0]
+                alpha = alpha_at(record, pixels.position, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.FAST, WALK.AMD)[0]
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = next_record
             done = stop
@@ -119,7 +119,7 @@ def _combine_kernel(
             median = tl.full([HEIGHT, WIDTH], -1, tl.int32)
         for base in range(first_chunk, end_chunk, COMBINED):
             # All loads come first, so that their latencies overlap.
-            behind = ()
+            transmittance_behind = ()
             added = ()
             last_added = ()
             z_added = ()
@@ -127,7 +127,9 @@ def _combine_kernel(
             for n in tl.static_range(COMBINED):
                 chunk_pixel = tl.cast(base + n, tl.int64) * PIXELS + part_pixel
                 exists = base + n < end_chunk
-                behind = behind + (tl.load(chunks.transmittances + chunk_pixel, mask=exists),)
+                transmittance_behind = transmittance_behind + (
+                    tl.load(chunks.transmittances + chunk_pixel, mask=exists),
+                )
                 if images.last_ids is not None:
                     last_added = last_added + (tl.load(chunks.last_ids + chunk_pixel, mask=exists),)
                 if DISTORTION:
@@ -141,7 +143,7 @@ def _combine_kernel(
                 exists = base + n < end_chunk
                 alive = (transmittance > 0.0) & exists
                 front = transmittance
-                transmittance = tl.where(alive, behind[n], front)
+                transmittance = tl.where(alive, transmittance_behind[n], front)
                 if images.last_ids is not None:
                     last = tl.where(alive, tl.maximum(last_added[n], last), last)
                 total = ()
@@ -193,15 +195,15 @@ def _combine_rays_kernel(
     pixels = part_coordinates(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
     end_chunk = tl.load(ranges.chunk_starts + index + 1)
     if (program == tl.load(ranges.chunk_starts + index)) & (program < end_chunk):
-        plane = part_grid.width.to(tl.int64) * part_grid.height
+        pixels_per_image = part_grid.width.to(tl.int64) * part_grid.height
         for k in tl.static_range(6):
             total = tl.zeros([HEIGHT, WIDTH], dtype)
             for chunk in range(program, end_chunk):
                 total += tl.load(chunk_v_rays + (chunk.to(tl.int64) * 6 + k) * PIXELS + pixels.part_index)
-            tl.store(v_rays + pixels.index + (pixels.image * 5 + k) * plane, total, mask=pixels.inside)
+            tl.store(v_rays + pixels.index + (pixels.image * 5 + k) * pixels_per_image, total, mask=pixels.inside)
 
 
-def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | None:
+def chunk_products(records: Tensor, lists: PartLists, band: BandTask) -> Tensor | None:
     """Returns the product of 1 - alpha over each chunk, [n_chunks, pixels of a part]; None if no list is cut."""
     if lists.chunk_transmittances is None:
         return None
@@ -222,7 +224,7 @@ def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | No
 
 
 def combine_chunks(
-    ranges: Ranges, chunks: Chunks, backgrounds: Tensor | None, buffers: RenderBuffers, band: Band
+    ranges: Ranges, chunks: Chunks, backgrounds: Tensor | None, buffers: RenderBuffers, band: BandTask
 ) -> None:
     """Writes the pixels of lists that are cut. Does nothing if there are none.
 
@@ -253,7 +255,7 @@ def combine_chunks(
     )
 
 
-def combine_rays(ranges: Ranges, chunk_v_rays: Tensor | None, v_rays: Tensor, band: Band) -> None:
+def combine_rays(ranges: Ranges, chunk_v_rays: Tensor | None, v_rays: Tensor, band: BandTask) -> None:
     """Writes the gradients of rays [I, 6, H, W] of lists that are cut from those of chunks [n_chunks, 6, pixels]."""
     if chunk_v_rays is not None:
         _combine_rays_kernel.launch(

@@ -14,8 +14,8 @@ from .records import load_record
 from .slots import Layer, PartSlots
 from .walk_steps import (
     NO_RAYS,
-    OPACITY,
-    Band,
+    OPACITY_VALUES,
+    BandTask,
     Chunks,
     Entries,
     FinalPixels,
@@ -82,7 +82,7 @@ def _begin(entry_range, pixels, program, final, v_images, backgrounds, ranges, c
             if WALK.DISTORTION:
                 state, added = distortion_of_chunks(state, z_behind, distortion_behind, transmittance)
                 behind += added
-            behind *= inverse_transmittance(transmittance, WALK.APPROX)
+            behind *= inverse_transmittance(transmittance, WALK.FAST)
     last = tl.load(final.last_ids + pixel, mask=inside, other=0)
     return transmittance, behind, v_color, last, state
 
@@ -185,7 +185,7 @@ def _composite_bwd_kernel(
     """
     PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
-    VALUES: tl.constexpr = WALK.FOOTPRINT.VALUES + OPACITY + WALK.FEATURES
+    VALUES: tl.constexpr = WALK.FOOTPRINT.VALUES + OPACITY_VALUES + WALK.FEATURES
     BLOCKS: tl.constexpr = PART.HEIGHT // BLOCK_HEIGHT
     UNROLL: tl.constexpr = WALK.UNROLL
     if layer.entry_starts is not None:
@@ -232,20 +232,20 @@ def _composite_bwd_kernel(
         end = tl.maximum(tl.minimum(end, range_end), begin)
         if begin < end:
             # The record of the next entry is loaded while that of one is blended.
-            row, slot = load_entry(entries, list_values + end - 1, WALK.APPROX)
-            record = load_record(records, row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
-            next_row, next_slot = load_entry(entries, list_values + end - 2, WALK.APPROX)
+            row, slot = load_entry(entries, list_values + end - 1, WALK.FAST)
+            record = load_record(records, row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
+            next_row, next_slot = load_entry(entries, list_values + end - 2, WALK.FAST)
             ahead = entry_range.start + end - 3  # if derived from entry, that would take 64 bits as well
             for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
                 entry = end - 1 - step
-                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
-                out = element(first_out, slot, COLUMNS, WALK.APPROX)
+                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
+                out = element(first_out, slot, COLUMNS, WALK.FAST)
                 slot = next_slot
-                next_row, next_slot = load_entry(entries, entries.listed + ahead, WALK.APPROX)
+                next_row, next_slot = load_entry(entries, entries.listed + ahead, WALK.FAST)
                 ahead -= 1
                 if WALK.PREFETCH > 0:
                     later = list_values + tl.maximum(entry - WALK.PREFETCH, begin)
-                    later_row, later_slot = load_entry(entries, later, WALK.APPROX)
+                    later_row, later_slot = load_entry(entries, later, WALK.FAST)
                     prefetch(records + later_row.to(tl.int64) * WALK.RECORD_WIDTH, VALUES)
                     prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
                 transmittance, behind, states, v_pixels, sums, feature_sums, local = _step(
@@ -278,7 +278,7 @@ def walk_bwd(
     backgrounds: Tensor | None,
     final: FinalPixels,
     v_images: ImageGradients,
-    band: Band,
+    band: BandTask,
 ) -> None:
     """Computes the slots of a band part by part.
 

@@ -14,8 +14,8 @@ from .chunks import STEP
 from .distortion import add_distortion, store_medians
 from .records import load_record, pack_records
 from .walk_steps import (
-    OPACITY,
-    Band,
+    OPACITY_VALUES,
+    BandTask,
     Chunks,
     PartGrid,
     Ranges,
@@ -50,7 +50,7 @@ def _composite_fwd_kernel(
     FEATURES: tl.constexpr = WALK.FEATURES
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
-    FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
+    FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY_VALUES
     VALUES: tl.constexpr = FIRST + FEATURES
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     ADDED: tl.constexpr = FEATURES + WALK.DISTORTION
@@ -68,16 +68,16 @@ def _composite_fwd_kernel(
     alive = shown & (begin < end)
     ids += entry_range.start
     if alive:
-        record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
+        record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.FAST)
         next_row = tl.load(ids + begin + 1)
-        if WALK.APPROX:
+        if WALK.FAST:
             ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
         done = begin
         while (done < end) & alive:
             stop = tl.minimum(done + STEP, end)
             for entry in tl.range(done, stop, loop_unroll_factor=UNROLL):
-                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
-                if WALK.APPROX:
+                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
+                if WALK.FAST:
                     next_row = tl.load(ahead)
                     ahead += 1
                 else:
@@ -85,7 +85,7 @@ def _composite_fwd_kernel(
                 if WALK.PREFETCH > 0:
                     row = tl.load(ids + tl.minimum(entry + WALK.PREFETCH, end - 1)).to(tl.int64)
                     prefetch(records + row * WALK.RECORD_WIDTH, VALUES)
-                alpha, local = alpha_at(record, center, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.APPROX, WALK.AMD)
+                alpha, local = alpha_at(record, center, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.FAST, WALK.AMD)
                 front = transmittance
                 weight, added, transmittance = absorb(front, alpha, WALK.TRANSMITTANCE_MIN, WALK.AMD)
                 features = FOOTPRINT.features(record, local, center, FIRST, FEATURES, FOOTPRINT)
@@ -152,7 +152,7 @@ def walk_fwd(
     backgrounds: Tensor | None,
     masks: Tensor | None,
     buffers: RenderBuffers,
-    band: Band,
+    band: BandTask,
 ) -> None:
     """Composites a band of tiles. Its lists are walked for each group of as many channels as registers hold.
 

@@ -18,7 +18,7 @@ from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .slots import Layer, PartSlots
 from .walk_steps import (
     NO_RAYS,
-    Band,
+    BandTask,
     Chunks,
     Entries,
     FinalPixels,
@@ -28,9 +28,9 @@ from .walk_steps import (
     absorb_vjp,
     clamped_alpha,
     inverse_transmittance,
+    load_entry_rows,
+    load_entry_slots,
     load_range,
-    load_row,
-    load_slot,
     part_pixels,
 )
 
@@ -150,7 +150,7 @@ def _features_bwd_kernel(
                         address = chunks.colors + later * PIXELS + pixel_in_part
                         color += tl.load(address, mask=channel < n_features, other=0.0)
                     behind += tl.reshape(tl.sum(v * color, 1), [HEIGHT, WIDTH])
-                behind *= inverse_transmittance(transmittance, PRODUCTS.APPROX)
+                behind *= inverse_transmittance(transmittance, PRODUCTS.FAST)
         last = tl.load(final.last_ids + pixel, mask=inside, other=0)
         end = tl.maximum(tl.minimum(tl.max(last), entry_range.end), begin)
         if rays.v_per_pixel is not None:
@@ -160,8 +160,8 @@ def _features_bwd_kernel(
             # Back to front; before the start, repeats the first row with weight 0.
             entry = end - 1 - done - column
             in_range = entry >= begin
-            rows = load_row(entries, list_values, tl.maximum(entry, begin)).to(tl.int64)
-            out = v_slots + load_slot(entries, list_values, tl.maximum(entry, begin)) * slot_width
+            rows = load_entry_rows(entries, list_values, tl.maximum(entry, begin)).to(tl.int64)
+            out = v_slots + load_entry_slots(entries, list_values, tl.maximum(entry, begin)) * slot_width
             v_dot_c = tl.zeros([PIXELS, GROUP], dtype)
             for block in range(blocks):
                 channel = block * CHANNELS + channels
@@ -174,12 +174,12 @@ def _features_bwd_kernel(
             local = FOOTPRINT.locate(record, _of_group(pixels.position))
             e = FOOTPRINT.log2_alpha(record, local)
             kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (entry[:, None, None] < last[None])
-            alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.APPROX), 0.0)
+            alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.FAST), 0.0)
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             for k in tl.static_range(GROUP):
                 transmittance, behind, weight, v_alpha = absorb_vjp(
-                    transmittance, kth(alphas, k), behind, kth(v_weights, k), PRODUCTS.APPROX
+                    transmittance, kth(alphas, k), behind, kth(v_weights, k), PRODUCTS.FAST
                 )
                 weights = set_kth(weights, k, weight)
                 e_k = kth(e, k)
@@ -219,7 +219,7 @@ def features_bwd(
     backgrounds: Tensor | None,
     final: FinalPixels,
     v_images: ImageGradients,
-    band: Band,
+    band: BandTask,
 ) -> None:
     """Does what ``walk_bwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
     options = group_options(records, band.shape)
@@ -249,7 +249,7 @@ def features_bwd(
     )
 
 
-def _by_part(image: Tensor, band: Band) -> Tensor:
+def _by_part(image: Tensor, band: BandTask) -> Tensor:
     """Rearranges images [I, H, W, D] into [lists, blocks, pixels of a part, FEATURES_MIN]; zero beyond edges and D."""
     grid, first_tile = band.grid, band.intersections.first_tile
     height, width, channels = image.shape[1:]

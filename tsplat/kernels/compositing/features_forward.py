@@ -8,8 +8,8 @@ from ..device_math import constant, load_tuple
 from ..launch import FEATURES_MIN, Int, group_options, kernel, programs
 from .matrices import GROUP, Products, load_features, product, set_kth
 from .walk_steps import (
-    OPACITY,
-    Band,
+    OPACITY_VALUES,
+    BandTask,
     Chunks,
     PartGrid,
     Ranges,
@@ -52,7 +52,7 @@ def _features_fwd_kernel(
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
-    VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
+    VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY_VALUES
     dtype = records.dtype.element_ty
     channel_group = tl.program_id(0) % channel_groups
     program = tl.program_id(0) // channel_groups
@@ -75,7 +75,7 @@ def _features_fwd_kernel(
             record = load_tuple(records + row * PRODUCTS.RECORD_WIDTH, 1, VALUES)
             e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, center))
             kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (done + k < end)
-            alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], PRODUCTS.APPROX), 0.0)
+            alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], PRODUCTS.FAST), 0.0)
             weight, added, transmittance = absorb(transmittance, alpha, PRODUCTS.TRANSMITTANCE_MIN)
             weights = set_kth(weights, k, tl.where(added, weight, 0.0))
             if images.last_ids is not None:
@@ -132,7 +132,7 @@ def features_fwd(
     backgrounds: Tensor | None,
     masks: Tensor | None,
     buffers: RenderBuffers,
-    band: Band,
+    band: BandTask,
 ) -> None:
     """Does what ``walk_fwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1

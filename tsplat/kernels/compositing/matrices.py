@@ -24,7 +24,7 @@ from ...config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ...data import Splats
 from ..launch import FEATURES_MIN, approximate
 from .footprints import Footprint
-from .walk_steps import Band, Part
+from .walk_steps import BandTask, Part
 
 GROUP = tl.constexpr(16)
 """Gaussians whose weights make up a matrix; the minimum of ``tl.dot``."""
@@ -103,7 +103,7 @@ class Products(NamedTuple):
         RECORD_WIDTH, CHANNELS: Values of a record, and channels of a block, whose features are a matrix.
         SPLIT, EXACT: See ``product``.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha, and of T.
-        APPROX: Whether NVIDIA's approximate instructions may be used.
+        FAST: See ``walk_steps.Walk``.
     """
 
     FOOTPRINT: Footprint
@@ -115,10 +115,10 @@ class Products(NamedTuple):
     LOG2_ALPHA_MIN: float
     LOG2_ALPHA_MAX: float
     TRANSMITTANCE_MIN: float
-    APPROX: bool
+    FAST: bool
 
     @classmethod
-    def of(cls, records: Tensor, splats: Splats, band: Band) -> "Products":
+    def of(cls, records: Tensor, splats: Splats, band: BandTask) -> "Products":
         fast = approximate(records)
         colors = splats.colors
         half = colors is not None and colors.dtype in (torch.float16, torch.bfloat16) and splats.depths is None
@@ -132,5 +132,5 @@ class Products(NamedTuple):
             LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
             LOG2_ALPHA_MAX=math.log2(band.settings.numerics.alpha_max),
             TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
-            APPROX=fast,
+            FAST=fast,
         )

@@ -25,7 +25,7 @@ from ..launch import UNREAD_MAX, Int, approximate, has_ptx, is_compiled_for_cpu,
 from ..scans import prefix_sums
 from .beams import find_beams, load_box, load_frame
 from .records import load_record
-from .walk_steps import OPACITY, Band
+from .walk_steps import OPACITY_VALUES, BandTask
 
 BLOCK = 128
 
@@ -58,7 +58,7 @@ def _part_bits_kernel(
     beams,  # [tiles, values], see `beams`, or None
     n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", tiles_per_image: "Int", n_tiles: "Int",
     FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
-    LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, PTX: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, FAST: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Tests which parts of its tile each intersection reaches. One lane per intersection.
 
@@ -74,7 +74,7 @@ def _part_bits_kernel(
     row = tl.load(flatten_ids + index, mask=mask, other=0)
     key = tl.load(keys + index, mask=mask, other=0).to(tl.int32) + key_bias
     tile = key % tiles_per_image
-    record = load_record(records, row, RECORD_WIDTH, FOOTPRINT.VALUES + OPACITY, APPROX)
+    record = load_record(records, row, RECORD_WIDTH, FOOTPRINT.VALUES + OPACITY_VALUES, FAST)
     if FOOTPRINT.BEAMS:
         bound = FOOTPRINT.bound(record, load_frame(beams, key, mask, PARTS), LOG2_ALPHA_MIN)
     else:
@@ -222,7 +222,7 @@ def _part_lists_kernel(
             tl.store(chunk_lists + index, list_index, mask=index < n_chunks)
 
 
-def list_parts(records: Tensor, band: Band, n_features: int, has_walk_ends: bool) -> PartLists:
+def list_parts(records: Tensor, band: BandTask, n_features: int, has_walk_ends: bool) -> PartLists:
     """Lists the Gaussians that reach each part of the tiles of a band.
 
     Reads the number of entries from the device if it may exceed ``UNREAD_MAX``, but not with a capacity, which is
@@ -339,7 +339,7 @@ def tile_keys(intersections: Intersections) -> Tensor:
     return keys + (intersections.first_tile - 1 - intersections.key_bias)
 
 
-def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
+def _part_bits(records: Tensor, band: BandTask) -> tuple[Tensor, Tensor]:
     """Returns ``bitmasks`` and ``bit_counts`` of :class:`PartLists`."""
     intersections = band.intersections
     flatten_ids = intersections.flatten_ids
@@ -369,7 +369,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         RECORD_WIDTH=records.shape[1],
         PART=band.part,
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-        APPROX=approximate(records),
+        FAST=approximate(records),
         PTX=has_ptx(records),
     )
     limit = NO_LIMIT
@@ -380,7 +380,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
 
 
 def _list_sizes(
-    isect_offsets: Tensor, bitmasks: Tensor | None, bit_counts: Tensor | None, band: Band
+    isect_offsets: Tensor, bitmasks: Tensor | None, bit_counts: Tensor | None, band: BandTask
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns ``offsets`` of :class:`PartLists`; the ``counts`` of ``_list_sizes_kernel``; and the lengths of lists,
     see ``order_by_length``, or None if their order does not depend on them."""

@@ -9,11 +9,11 @@ from ..device_math import load_tuple, store_tuple
 @triton.jit
 def load_rays(rays, image, pixel, inside, part_grid):
     """Loads origins and directions of the rays of pixels; zero outside of the image."""
-    plane = part_grid.width.to(tl.int64) * part_grid.height
+    pixels_per_image = part_grid.width.to(tl.int64) * part_grid.height
     if rays.origins is None:
-        return load_tuple(rays.per_pixel + pixel + image * (5 * plane), plane, 6, inside)
+        return load_tuple(rays.per_pixel + pixel + image * (5 * pixels_per_image), pixels_per_image, 6, inside)
     else:
-        directions = load_tuple(rays.per_pixel + pixel + image * (2 * plane), plane, 3, inside)
+        directions = load_tuple(rays.per_pixel + pixel + image * (2 * pixels_per_image), pixels_per_image, 3, inside)
         return load_tuple(rays.origins + image * 3, 1, 3) + directions
 
 
@@ -48,9 +48,14 @@ def add_pixel_gradients(total, record, g, local, FOOTPRINT: tl.constexpr, GROUPE
 @triton.jit
 def store_ray_gradients(rays, chunks, v, program, entry_range, pixels, part_grid, PIXELS: tl.constexpr):
     """Stores the gradients of a part's rays: of a chunk by the index of the pixel in the part, else in the images."""
-    plane = part_grid.width.to(tl.int64) * part_grid.height
+    pixels_per_image = part_grid.width.to(tl.int64) * part_grid.height
     if chunks.v_rays is not None:
         if entry_range.is_chunk:
             store_tuple(chunks.v_rays + program.to(tl.int64) * (6 * PIXELS) + pixels.part_index, PIXELS, v)
     is_whole = entry_range.first_chunk == entry_range.end_chunk
-    store_tuple(rays.v_per_pixel + pixels.index + pixels.image * (5 * plane), plane, v, pixels.inside & is_whole)
+    store_tuple(
+        rays.v_per_pixel + pixels.index + pixels.image * (5 * pixels_per_image),
+        pixels_per_image,
+        v,
+        pixels.inside & is_whole,
+    )

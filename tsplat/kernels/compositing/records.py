@@ -12,7 +12,7 @@ from ...data import CompositingSettings, Splats
 from ..device_math import constant, element, load4, load_tuple, store_tuple
 from ..launch import Int, approximate, kernel
 from .footprints import FOOTPRINTS
-from .walk_steps import OPACITY
+from .walk_steps import OPACITY_VALUES
 
 BLOCK = 128
 
@@ -63,7 +63,7 @@ def _pack_kernel(
         values = values + (color.to(mean[0].dtype),)
     if depths is not None:
         values = values + (tl.load(depths + row, mask=mask, other=0.0),)
-    for _ in tl.static_range(FOOTPRINT.VALUES + OPACITY + COLORS + (depths is not None), WIDTH):
+    for _ in tl.static_range(FOOTPRINT.VALUES + OPACITY_VALUES + COLORS + (depths is not None), WIDTH):
         values = values + (tl.zeros_like(opacity),)
     _store_record(records + row * WIDTH, values, mask, WIDE)
     if large is not None:
@@ -71,10 +71,10 @@ def _pack_kernel(
 
 
 @triton.jit
-def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr):
-    """Loads the first VALUES values of a row's record. If WIDE, by 16-byte loads, which may load up to three more."""
-    pointer = element(records, row, WIDTH, WIDE)
-    if WIDE:
+def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, FAST: tl.constexpr):
+    """Loads the first VALUES values of a row's record. If FAST, by 16-byte loads, which may load up to three more."""
+    pointer = element(records, row, WIDTH, FAST)
+    if FAST:
         values = ()
         for k in tl.static_range(0, VALUES, 4):
             values = values + load4(pointer + k)
@@ -94,7 +94,7 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
     """
     footprint = FOOTPRINTS[settings.footprint]
     n_rows, n_colors = splats.opacities.numel(), splats.n_colors
-    width = -(-(footprint.VALUES + OPACITY.value + splats.n_features) // 4) * 4
+    width = -(-(footprint.VALUES + OPACITY_VALUES.value + splats.n_features) // 4) * 4
     records = splats.means2d.new_empty(n_rows, width)
     _pack_kernel.launch_elementwise(
         n_rows,

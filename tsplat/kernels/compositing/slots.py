@@ -28,7 +28,7 @@ from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, longest_first, p
 from ..scans import prefix_sums
 from .footprints.ellipse import LARGE
 from .part_lists import BLOCK, PADDING, entry_indices, list_values, number_of_entries, store_padding, tile_keys
-from .walk_steps import Band, Entries, load_slot
+from .walk_steps import BandTask, Entries, load_entry_slots
 
 LN_2 = tl.constexpr(math.log(2.0))
 
@@ -156,7 +156,7 @@ def _layers_kernel(
     end = high
     for _ in range(entry_search_steps):
         middle = (low + high) // 2
-        is_before = (load_slot(entries, entries.listed, middle) < start) & (middle < end)
+        is_before = (load_entry_slots(entries, entries.listed, middle) < start) & (middle < end)
         low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
     tl.store(entry_starts + index, low - first, mask=mask)
 
@@ -361,7 +361,7 @@ class PartSlots(NamedTuple):
         return [Layer(k, k * size, *tensors) for k in reversed(range(n))]
 
 
-def assign_slots(lists: PartLists, band: Band, records: Tensor, columns: int, n_carry: int | None) -> PartSlots:
+def assign_slots(lists: PartLists, band: BandTask, records: Tensor, columns: int, n_carry: int | None) -> PartSlots:
     """Assigns a slot to each entry that needs one, and allocates slots; intersections must have ``gaussian_major``.
 
     If ``lists.walk_ends`` is unknown, every entry gets a slot. On a CPU, one program composites all parts of a tile,
@@ -493,7 +493,7 @@ def sum_slots(
     large: Tensor,
     v_splats: SplatGradients,
     splats: Splats,
-    band: Band,
+    band: BandTask,
     *,
     accumulate: bool,
 ) -> None:

@@ -19,7 +19,7 @@ from .distortion import distortion_vjp
 from .footprints import FOOTPRINTS, Footprint, find_footprint
 from .rays import has_ray, load_rays
 
-OPACITY = tl.constexpr(2)
+OPACITY_VALUES = tl.constexpr(2)
 """Values of a record after those of its footprint: log2(opacity), and the opacity clamped to alpha_max. Features may
 follow."""
 
@@ -171,7 +171,8 @@ class Walk(NamedTuple):
         RECORD_WIDTH, COLORS, FEATURES: Values of a record, and which of them are colors, and colors or depth.
         UNROLL, PREFETCH: How often the loop is unrolled, and by how many entries it prefetches; 0 for none.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha, and of T.
-        APPROX, AMD: Whether NVIDIA's instructions may be used, approximate ones too, and whether the GPU is AMD's.
+        FAST: Whether values are fp32 on an NVIDIA GPU: wide loads, PTX, approximate instructions.
+        AMD: Whether the GPU is AMD's.
         DISTORTION: Whether the distortion of the last feature follows the features.
     """
 
@@ -185,7 +186,7 @@ class Walk(NamedTuple):
     LOG2_ALPHA_MIN: float
     LOG2_ALPHA_MAX: float
     TRANSMITTANCE_MIN: float
-    APPROX: bool
+    FAST: bool
     AMD: bool
     DISTORTION: bool
 
@@ -359,12 +360,12 @@ class Entries(NamedTuple):
 
 
 @triton.jit
-def load_entry(entries, pointer, PTX: tl.constexpr):
+def load_entry(entries, pointer, FAST: tl.constexpr):
     """Loads row and slot of an entry, given the pointer to its value."""
     if entries.rows is not None:
         intersection = tl.load(pointer)
         return tl.load(entries.rows + intersection), tl.load(entries.slots + intersection)
-    elif PTX:
+    elif FAST:
         return tl.inline_asm_elementwise(
             "ld.global.v2.b32 {$0, $1}, [$2];", "=r,=r,l", [pointer.to(tl.int64)], dtype=(tl.int32, tl.int32),
             is_pure=True, pack=1,
@@ -375,7 +376,7 @@ def load_entry(entries, pointer, PTX: tl.constexpr):
 
 
 @triton.jit
-def load_row(entries, pointer, index):
+def load_entry_rows(entries, pointer, index):
     """Loads the rows of entries, given the pointer to the first value, where registers are too few for slots as
     well."""
     if entries.rows is not None:
@@ -385,7 +386,7 @@ def load_row(entries, pointer, index):
 
 
 @triton.jit
-def load_slot(entries, pointer, index):
+def load_entry_slots(entries, pointer, index):
     """Loads the slots of entries, given the pointer to the first value. int64"""
     if entries.rows is not None:
         return tl.load(entries.slots + tl.load(pointer + index)).to(tl.int64)
@@ -395,23 +396,23 @@ def load_slot(entries, pointer, index):
 
 
 @triton.jit
-def clamped_alpha(e, limit, APPROX: tl.constexpr, AMD: tl.constexpr = False):
+def clamped_alpha(e, limit, FAST: tl.constexpr, AMD: tl.constexpr = False):
     """Returns 2^e clamped to the limit. Callers replace results below the threshold of alpha."""
-    if not (APPROX or AMD):
+    if not (FAST or AMD):
         # Numbers close to 0 (denormal ones) cost a CPU a hundred cycles.
         e = tl.maximum(e, -126.0)
-    return tl.minimum(exp2(e, APPROX), limit)
+    return tl.minimum(exp2(e, FAST), limit)
 
 
 @triton.jit
 def alpha_at(
-    record, pixel, FOOTPRINT: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr
+    record, pixel, FOOTPRINT: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, FAST: tl.constexpr, AMD: tl.constexpr
 ):  # fmt: skip
     """Returns alpha of a record at pixels, 0 below the threshold, and their local coordinates in the splat."""
     local = FOOTPRINT.locate(record, pixel)
     e = FOOTPRINT.log2_alpha(record, local)
-    limit = record[FOOTPRINT.VALUES + OPACITY - 1]
-    return tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, APPROX, AMD), 0.0), local
+    limit = record[FOOTPRINT.VALUES + OPACITY_VALUES - 1]
+    return tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, FAST, AMD), 0.0), local
 
 
 @triton.jit
@@ -431,13 +432,13 @@ def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr, AMD: tl.conste
 
 
 @triton.jit
-def inverse_transmittance(transmittance, APPROX: tl.constexpr):
+def inverse_transmittance(transmittance, FAST: tl.constexpr):
     """Returns 1 / T; finite also where T is lower than in any pixel that has not stopped."""
-    return reciprocal(tl.maximum(transmittance, 1e-6), APPROX)
+    return reciprocal(tl.maximum(transmittance, 1e-6), FAST)
 
 
 @triton.jit
-def absorb_vjp(transmittance, alpha, behind, v_dot_c, APPROX: tl.constexpr):
+def absorb_vjp(transmittance, alpha, behind, v_dot_c, FAST: tl.constexpr):
     """Takes a Gaussian out of a pixel, back to front: the vector-Jacobian product of ``absorb``.
 
     Args:
@@ -448,7 +449,7 @@ def absorb_vjp(transmittance, alpha, behind, v_dot_c, APPROX: tl.constexpr):
     Returns:
         T and ``behind`` in front of the Gaussian, its weight, and alpha dL/d alpha.
     """
-    transmittance = transmittance * reciprocal(1.0 - alpha, APPROX)
+    transmittance = transmittance * reciprocal(1.0 - alpha, FAST)
     weight = alpha * transmittance
     difference = v_dot_c - behind
     return transmittance, tl.fma(alpha, difference, behind), weight, weight * difference
@@ -463,14 +464,14 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry,
         divided by the weight, and the state in front of it.
     """
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
-    FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
+    FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY_VALUES
     local = FOOTPRINT.locate(record, pixel)
     e = FOOTPRINT.log2_alpha(record, local)
     kept = (e >= constant(WALK.LOG2_ALPHA_MIN, e)) & (entry < last)
-    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], WALK.APPROX, WALK.AMD), 0.0)
+    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], WALK.FAST, WALK.AMD), 0.0)
     features = FOOTPRINT.features(record, local, pixel, FIRST, len(v_color), FOOTPRINT)
     if len(state) > 0:
-        front = transmittance * reciprocal(1.0 - alpha, WALK.APPROX)
+        front = transmittance * reciprocal(1.0 - alpha, WALK.FAST)
         z = features[len(v_color) - 1]
         state, v_color, of_distortion = distortion_vjp(state, v_color, z, alpha * front, front, transmittance)
     v_weight = v_color[0] * features[0]
@@ -478,7 +479,7 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry,
         v_weight = tl.fma(v_color[k], features[k], v_weight)
     if len(state) > 0:
         v_weight += of_distortion
-    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, WALK.APPROX)
+    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, WALK.FAST)
     g = tl.where(e <= constant(WALK.LOG2_ALPHA_MAX, e), g, 0.0)
     v_color, local = FOOTPRINT.features_vjp(record, local, pixel, weight, v_color, FIRST, FOOTPRINT)
     return transmittance, behind, weight, g, local, v_color, state
@@ -488,7 +489,7 @@ NO_RAYS = Rays(None, None)
 """Kernels get this for footprints on the image plane."""
 
 
-class Band(NamedTuple):
+class BandTask(NamedTuple):
     """A band of tiles and how it is composited."""
 
     intersections: Intersections
@@ -554,7 +555,7 @@ class Band(NamedTuple):
             LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
             LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
             TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
-            APPROX=approximate(records),
+            FAST=approximate(records),
             AMD=is_amd(records),
             DISTORTION=settings.distortion and distortion,
         )

@@ -21,8 +21,8 @@ from ..launch import Int, block_size, indices_of, kernel, programs
 from ..packed_rows import pack_rows
 from .camera_sums import CameraSums
 from .ewa import EWA
-from .loaded_cameras import Plane, load_camera
-from .projector import Constants, ProjectionGradients, Projector
+from .loaded_cameras import Screen, load_camera
+from .projector import Constants, Projector, RowGradients
 from .surfels import SURFEL
 from .unscented import UNSCENTED
 
@@ -61,8 +61,8 @@ def _projection_fwd_kernel(
     if gaussians.opacities is not None:
         opacity = tl.load(gaussians.opacities + gaussian_id, mask=mask, other=0.0)
     camera = load_camera(cameras, image, CONSTANTS.N_LENS)
-    plane = Plane(width=width, height=height, eps2d=eps2d)
-    projection = PROJECTOR.project(gaussian, camera, opacity, plane, CONSTANTS)
+    screen = Screen(width=width, height=height, eps2d=eps2d)
+    projection = PROJECTOR.project(gaussian, camera, opacity, screen, CONSTANTS)
     z, mean2d, radii, shape = projection.z, projection.mean2d, projection.radii, projection.shape
 
     # Culling. Every comparison is written so that NaN fails it.
@@ -125,7 +125,7 @@ def _projection_bwd_kernel(
     if CONSTANTS.COMPENSATE and gaussians.opacities is not None:
         given_opacity = tl.load(gaussians.opacities + gaussian_id, mask=mask, other=0.0)
     zero = tl.zeros([BLOCK], gaussian.mean[0].dtype)
-    plane = Plane(width=width, height=height, eps2d=eps2d)
+    screen = Screen(width=width, height=height, eps2d=eps2d)
     total, v_opacity = (zero,) * GRADIENTS, zero
     seen = tl.zeros([BLOCK], tl.int1)
     is_clean = mask
@@ -158,12 +158,12 @@ def _projection_bwd_kernel(
             incoming += tl.abs(v_rho)
         is_clean = is_clean & finite(incoming)
 
-        v_row = ProjectionGradients(
+        v_row = RowGradients(
             v_mean2d=v_mean2d, v_depth=v_depth, v_shape=v_shape, v_normal=v_normal, v_opacity=v_row_opacity,
             v_compensation=v_rho,
         )  # fmt: skip
         v_inputs = PROJECTOR.vjp(
-            gaussian, camera, given_opacity, plane, v_row, sums.lens is not None, sums.shutter is not None, CONSTANTS
+            gaussian, camera, given_opacity, screen, v_row, sums.lens is not None, sums.shutter is not None, CONSTANTS
         )
         outgoing = size_of(v_inputs.v_gaussian) + tl.abs(v_inputs.v_opacity)
         v_camera = v_inputs.v_lens + v_inputs.v_path

@@ -107,12 +107,12 @@ def _load(gaussians, i, mask):
 
 
 @triton.jit
-def _linearize(gaussian, camera, plane, CONSTANTS: tl.constexpr):
+def _linearize(gaussian, camera, screen, CONSTANTS: tl.constexpr):
     """Projects a mean and a covariance. Returns a :class:`Linearized`."""
     w = camera.pose.rotation
     p = add(matvec3(w, gaussian.mean), camera.pose.translation)
     mean2d, row0, row1, saved = CONSTANTS.LENS.project_with_jacobian(
-        p, camera.intrinsics, plane.width, plane.height, CONSTANTS.FOV_MARGIN
+        p, camera.intrinsics, screen.width, screen.height, CONSTANTS.FOV_MARGIN
     )
     t0 = (
         CONSTANTS.LENS.row_times(row0, w, 0, 0),
@@ -127,13 +127,13 @@ def _linearize(gaussian, camera, plane, CONSTANTS: tl.constexpr):
     sharp = _screen_covariance(t0, t1, gaussian.covariance)
     return Linearized(
         p=p, mean2d=mean2d, row0=row0, row1=row1, saved=saved, t0=t0, t1=t1, sharp=sharp,
-        blurred=blur(sharp, plane.eps2d),
+        blurred=blur(sharp, screen.eps2d),
     )  # fmt: skip
 
 
 @triton.jit
-def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
-    linearized = _linearize(gaussian, camera, plane, CONSTANTS)
+def _project(gaussian, camera, opacity, screen, CONSTANTS: tl.constexpr):
+    linearized = _linearize(gaussian, camera, screen, CONSTANTS)
     ellipse = visible_ellipse(linearized.sharp, linearized.blurred, opacity, CONSTANTS)
     z = linearized.p[2]
     return Projection(
@@ -143,9 +143,9 @@ def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
 
 
 @triton.jit
-def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
+def _vjp(gaussian, camera, opacity, screen, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
     w = camera.pose.rotation
-    linearized = _linearize(gaussian, camera, plane, CONSTANTS)
+    linearized = _linearize(gaussian, camera, screen, CONSTANTS)
     p, row0, row1 = linearized.p, linearized.row0, linearized.row1
     v_cov, v_opacity = visible_ellipse_vjp(
         linearized.sharp, linearized.blurred, opacity, v.v_shape, v.v_opacity, v.v_compensation, CONSTANTS

@@ -60,15 +60,15 @@ def _in_front(p, k, LENS: tl.constexpr):
 
 
 @triton.jit
-def _inside(u, v, plane, MARGIN: tl.constexpr):
+def _inside(u, v, screen, MARGIN: tl.constexpr):
     """Returns whether a pixel is within the image and a margin, a fraction of its size."""
-    side = constant(MARGIN, u) * plane.width
-    top = constant(MARGIN, u) * plane.height
-    return (u >= -side) & (u < plane.width + side) & (v >= -top) & (v < plane.height + top)
+    side = constant(MARGIN, u) * screen.width
+    top = constant(MARGIN, u) * screen.height
+    return (u >= -side) & (u < screen.width + side) & (v >= -top) & (v < screen.height + top)
 
 
 @triton.jit
-def lens_pixel(p, camera, plane, LENS: tl.constexpr, MARGIN: tl.constexpr):
+def lens_pixel(p, camera, screen, LENS: tl.constexpr, MARGIN: tl.constexpr):
     """Returns the pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
     intrinsics = camera.intrinsics
     front, q = _in_front(p, camera.lens, LENS)
@@ -76,20 +76,20 @@ def lens_pixel(p, camera, plane, LENS: tl.constexpr, MARGIN: tl.constexpr):
     u = tl.where(front, intrinsics.fx * x + intrinsics.cx, 0.0)
     v = tl.where(front, intrinsics.fy * y + intrinsics.cy, 0.0)
     if LENS.WRAPS:
-        u = tl.where(front, u - whole_periods(u - 0.5 * plane.width, u_period(intrinsics)), 0.0)
-    return u, v, front & seen & _inside(u, v, plane, MARGIN)
+        u = tl.where(front, u - whole_periods(u - 0.5 * screen.width, u_period(intrinsics)), 0.0)
+    return u, v, front & seen & _inside(u, v, screen, MARGIN)
 
 
 @triton.jit
-def pixel_difference(p, d, pixel, camera, plane, LENS: tl.constexpr, MARGIN: tl.constexpr):
+def pixel_difference(p, d, pixel, camera, screen, LENS: tl.constexpr, MARGIN: tl.constexpr):
     """Returns the pixel of p + d less that of p, without the rounding errors of either; and whether p + d is seen."""
     intrinsics = camera.intrinsics
     x, y = LENS.project_difference(p, d)
     dx, dy = intrinsics.fx * x, intrinsics.fy * y
     front, _ = _in_front(add(p, d), (), LENS)
     u = pixel[0] + dx
-    u -= whole_periods(u - 0.5 * plane.width, u_period(intrinsics))
-    return dx, dy, front & _inside(u, pixel[1] + dy, plane, MARGIN)
+    u -= whole_periods(u - 0.5 * screen.width, u_period(intrinsics))
+    return dx, dy, front & _inside(u, pixel[1] + dy, screen, MARGIN)
 
 
 @triton.jit

@@ -63,7 +63,7 @@ class Camera(NamedTuple):
     path: Any
 
 
-class Plane(NamedTuple):
+class Screen(NamedTuple):
     """Width and height of an image in pixels, and the variance that is added to screen covariances."""
 
     width: Any

@@ -70,8 +70,8 @@ class Projection(NamedTuple):
     opacity: Any
 
 
-class ProjectionGradients(NamedTuple):
-    """Gradients of a :class:`Projection`; None for those that are not given."""
+class RowGradients(NamedTuple):
+    """Gradients of a row, which is a :class:`Projection`; None for those that are not given."""
 
     v_mean2d: Any
     v_depth: Any
@@ -104,15 +104,15 @@ class Projector(Contract):
     """A projection, by device functions that are differentiated by hand.
 
     `gaussian` is what ``load`` returned for a Gaussian: a bundle with its ``mean``. `camera` is a :class:`Camera`,
-    `plane` a :class:`Plane`, and CONSTANTS are a :class:`Constants`.
+    `screen` a :class:`Screen`, and CONSTANTS are a :class:`Constants`.
 
     Attributes:
         SHAPE: Values of a row's shape, ``ProjectedGaussians.shapes``.
         GRADIENTS: Values of a Gaussian's gradient that are summed over its cameras; the first three are the mean's.
         load: (gaussians, i, mask) to `gaussian` of Gaussian i.
-        project: (gaussian, camera, opacity or None, plane, CONSTANTS) to a :class:`Projection`.
-        vjp: (gaussian, camera, opacity or None, plane, v, OF_LENS, OF_PATH, CONSTANTS) to :class:`InputGradients`, with
-            v_lens if OF_LENS and v_path if OF_PATH, from v, the :class:`ProjectionGradients`.
+        project: (gaussian, camera, opacity or None, screen, CONSTANTS) to a :class:`Projection`.
+        vjp: (gaussian, camera, opacity or None, screen, v, OF_LENS, OF_PATH, CONSTANTS) to :class:`InputGradients`,
+            with v_lens if OF_LENS and v_path if OF_PATH, from v, the :class:`RowGradients`.
         pose_gradient: (gaussian, ``saved`` of ``vjp``, ROW, COLUMN, CONSTANTS) to the gradient of an entry of the view
             matrix.
         finish: (gaussians, i, mask, gaussian, sums of GRADIENTS values) to the gradients of quaternion, scales and

@@ -89,50 +89,50 @@ def pose_at_vjp(path, time, rotated, v_p):
 
 
 @triton.jit
-def _readout(plane, like, READOUT: tl.constexpr):
+def _readout(screen, like, READOUT: tl.constexpr):
     """Returns the time at pixel 0, 0, and its growth with u and v.
 
     Times are 0 and 1 at the centers of the first and last line that is read.
     """
     zero = like * 0.0
-    rows = 1.0 / (zero + tl.maximum(plane.height - 1, 1))
-    columns = 1.0 / (zero + tl.maximum(plane.width - 1, 1))
+    rows = 1.0 / (zero + tl.maximum(screen.height - 1, 1))
+    columns = 1.0 / (zero + tl.maximum(screen.width - 1, 1))
     if READOUT == "ROLLING_TOP_TO_BOTTOM":
         return -0.5 * rows, zero, rows
     elif READOUT == "ROLLING_BOTTOM_TO_TOP":
-        return (plane.height - 0.5) * rows, zero, -rows
+        return (screen.height - 0.5) * rows, zero, -rows
     elif READOUT == "ROLLING_LEFT_TO_RIGHT":
         return -0.5 * columns, columns, zero
     else:
         tl.static_assert(READOUT == "ROLLING_RIGHT_TO_LEFT")
-        return (plane.width - 0.5) * columns, -columns, zero
+        return (screen.width - 0.5) * columns, -columns, zero
 
 
 @triton.jit
-def exposed_pixel(point, camera, plane, LENS: tl.constexpr, READOUT: tl.constexpr, MARGIN: tl.constexpr):
+def exposed_pixel(point, camera, screen, LENS: tl.constexpr, READOUT: tl.constexpr, MARGIN: tl.constexpr):
     """Returns the pixel of a point of the world when the shutter exposes it, whether it is seen, and that time."""
     path = camera.path
-    first, per_column, per_row = _readout(plane, point[0], READOUT)
+    first, per_column, per_row = _readout(screen, point[0], READOUT)
     time = point[0] * 0.0
-    u, v, at_start = lens_pixel(to_camera(point, pose_at(path, time)), camera, plane, LENS, MARGIN)
-    end_u, end_v, at_end = lens_pixel(to_camera(point, pose_at(path, time + 1.0)), camera, plane, LENS, MARGIN)
+    u, v, at_start = lens_pixel(to_camera(point, pose_at(path, time)), camera, screen, LENS, MARGIN)
+    end_u, end_v, at_end = lens_pixel(to_camera(point, pose_at(path, time + 1.0)), camera, screen, LENS, MARGIN)
     u = tl.where(at_start, u, end_u)
     v = tl.where(at_start, v, end_v)
     seen = at_start
     for _ in range(STEPS):
         time = first + per_column * u + per_row * v
-        u, v, seen = lens_pixel(to_camera(point, pose_at(path, time)), camera, plane, LENS, MARGIN)
+        u, v, seen = lens_pixel(to_camera(point, pose_at(path, time)), camera, screen, LENS, MARGIN)
     return u, v, seen & (at_start | at_end), time
 
 
 @triton.jit
-def exposure_time_vjp(p, translation, camera, plane, v_u, v_v, LENS: tl.constexpr, READOUT: tl.constexpr):
+def exposure_time_vjp(p, translation, camera, screen, v_u, v_v, LENS: tl.constexpr, READOUT: tl.constexpr):
     """Adds to the gradient of a pixel (u, v) what it has through the time of the exposure, so that this can be fixed.
 
     The time s depends on the pixel, q = f(p(s(q))). With J = df / dp, the velocity w = J dp / ds of the pixel and the
     gradient d of s: dq = J dp + w (d J dp) / (1 - d w). So v acts like v + d (v w) / (1 - d w).
     """
-    _, per_column, per_row = _readout(plane, v_u, READOUT)
+    _, per_column, per_row = _readout(screen, v_u, READOUT)
     velocity = _velocity(p, translation, camera.path)
     # The products with w = J dp / ds are those of gradients of p with dp / ds.
     along = dot(lens_pixel_vjp(p, camera, per_column, per_row, LENS), velocity)

@@ -104,7 +104,7 @@ def _box_vjp(disc, intrinsics, box, v):
 
 
 @triton.jit
-def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
+def _project(gaussian, camera, opacity, screen, CONSTANTS: tl.constexpr):
     fx, fy, cx, cy = camera.intrinsics
     disc = _to_camera(gaussian, camera.pose)
     box = _box(disc, camera.intrinsics)
@@ -132,7 +132,7 @@ def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
 
 
 @triton.jit
-def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
+def _vjp(gaussian, camera, opacity, screen, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
     w, scale = camera.pose.rotation, gaussian.scale
     fx, fy, cx, cy = camera.intrinsics
     disc = _to_camera(gaussian, camera.pose)

@@ -84,29 +84,29 @@ def _pose(camera, time):
 
 
 @triton.jit
-def _pixel(point, camera, plane, CONSTANTS: tl.constexpr):
+def _pixel(point, camera, screen, CONSTANTS: tl.constexpr):
     """Returns the pixel of a point, whether it is seen, and when it is exposed: any value without a rolling shutter."""
     MARGIN: tl.constexpr = CONSTANTS.UNSCENTED.margin
     LENS: tl.constexpr = CONSTANTS.LENS
     READOUT: tl.constexpr = CONSTANTS.READOUT
     if len(camera.path) > 0:
-        return exposed_pixel(point, camera, plane, LENS, READOUT, MARGIN)
+        return exposed_pixel(point, camera, screen, LENS, READOUT, MARGIN)
     else:
-        u, v, seen = lens_pixel(to_camera(point, camera.pose), camera, plane, LENS, MARGIN)
+        u, v, seen = lens_pixel(to_camera(point, camera.pose), camera, screen, LENS, MARGIN)
         return u, v, seen, u
 
 
 @triton.jit
-def _pixel_difference(mean, offset, pixel, camera, plane, CONSTANTS: tl.constexpr):
+def _pixel_difference(mean, offset, pixel, camera, screen, CONSTANTS: tl.constexpr):
     """Returns the pixel of a sigma point less that of the mean, whether it is seen, and when it is exposed."""
     if CONSTANTS.LENS.WRAPS and len(camera.path) == 0:
         dx, dy, seen = pixel_difference(
-            to_camera(mean, camera.pose), matvec3(camera.pose.rotation, offset), pixel, camera, plane,
+            to_camera(mean, camera.pose), matvec3(camera.pose.rotation, offset), pixel, camera, screen,
             CONSTANTS.LENS, CONSTANTS.UNSCENTED.margin,
         )  # fmt: skip
         return dx, dy, seen, dx
     else:
-        u, v, seen, time = _pixel(add(mean, offset), camera, plane, CONSTANTS)
+        u, v, seen, time = _pixel(add(mean, offset), camera, screen, CONSTANTS)
         dx = u - pixel[0]
         if CONSTANTS.LENS.WRAPS:
             dx -= whole_periods(dx, u_period(camera.intrinsics))
@@ -172,7 +172,7 @@ def _depths(p, CONSTANTS: tl.constexpr):
 
 
 @triton.jit
-def _unscented(gaussian, camera, plane, CONSTANTS: tl.constexpr):
+def _unscented(gaussian, camera, screen, CONSTANTS: tl.constexpr):
     """Projects a Gaussian.
 
     Returns:
@@ -183,14 +183,14 @@ def _unscented(gaussian, camera, plane, CONSTANTS: tl.constexpr):
     axes = ()
     for k in tl.static_range(3):
         axes = axes + times(gaussian.rotation[k::3], gaussian.scale[k])
-    u0, v0, seen, time = _pixel(mean, camera, plane, CONSTANTS)
+    u0, v0, seen, time = _pixel(mean, camera, screen, CONSTANTS)
     zero = u0 * 0.0
     spread = constant(CONSTANTS.UNSCENTED.spread, u0)
     delta_x, delta_y, xx, xy, yy = zero, zero, zero, zero, zero
     # A loop, as code for each point would take minutes to compile.
     for i in range(6):
         offset, _ = _sigma_point(axes, i, spread)
-        dx, dy, also, _ = _pixel_difference(mean, offset, (u0, v0), camera, plane, CONSTANTS)
+        dx, dy, also, _ = _pixel_difference(mean, offset, (u0, v0), camera, screen, CONSTANTS)
         if CONSTANTS.UNSCENTED.all_valid:
             seen = seen & also
         else:
@@ -221,7 +221,7 @@ def _unscented(gaussian, camera, plane, CONSTANTS: tl.constexpr):
 
 @triton.jit
 def _unscented_vjp(
-    mean, camera, plane, points, v_mean2d, v_depth, v_cov,
+    mean, camera, screen, points, v_mean2d, v_depth, v_cov,
     OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr,
 ):  # fmt: skip
     """Returns gradients of the mean (three values), of the axes (nine), of the lens (12) and of the path (15).
@@ -244,7 +244,7 @@ def _unscented_vjp(
     v_v0 = v_mean2d[1] + zero
     for i in range(6):
         offset, step = _sigma_point(axes, i, spread)
-        dx, dy, _, time = _pixel_difference(mean, offset, (points.u0, points.v0), camera, plane, CONSTANTS)
+        dx, dy, _, time = _pixel_difference(mean, offset, (points.u0, points.v0), camera, screen, CONSTANTS)
         wide, slope = _over_poles(dx, camera, CONSTANTS)
         dx, dy = dx - delta_x, dy - delta_y
         if CONSTANTS.LENS.WRAPS:
@@ -254,13 +254,13 @@ def _unscented_vjp(
         v_v = weight * (v_cov[1] * dx + 2.0 * v_cov[2] * dy + v_delta_y)
         v_u0 -= v_u
         v_v0 -= v_v
-        v_point = _point_vjp(add(mean, offset), time, camera, plane, v_u, v_v, OF_LENS, OF_PATH, CONSTANTS)
+        v_point = _point_vjp(add(mean, offset), time, camera, screen, v_u, v_v, OF_LENS, OF_PATH, CONSTANTS)
         total = add(total, v_point)
         added = ()
         for k in tl.static_range(9):
             added = added + (v_axes[k] + tl.where(i // 2 == k // 3, step * v_point[k % 3], 0.0),)
         v_axes = added
-    total = add(total, _point_vjp(mean, points.time, camera, plane, v_u0, v_v0, OF_LENS, OF_PATH, CONSTANTS))
+    total = add(total, _point_vjp(mean, points.time, camera, screen, v_u0, v_v0, OF_LENS, OF_PATH, CONSTANTS))
     along = (zero, zero, v_depth)
     v_path = ()
     half = constant(0.5, v_depth) + zero
@@ -278,7 +278,7 @@ def _unscented_vjp(
 
 @triton.jit
 def _point_vjp(
-    point, time, camera, plane, v_u, v_v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr
+    point, time, camera, screen, v_u, v_v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr
 ):
     """Returns the gradient of a sigma point from that of its pixel; then those of lens and path if asked for."""
     path = camera.path
@@ -287,7 +287,7 @@ def _point_vjp(
     pose = _pose(camera, time)
     p = to_camera(point, pose)
     if len(path) > 0:
-        v_u, v_v = exposure_time_vjp(p, pose.translation, camera, plane, v_u, v_v, LENS, READOUT)
+        v_u, v_v = exposure_time_vjp(p, pose.translation, camera, screen, v_u, v_v, LENS, READOUT)
     v_p = lens_pixel_vjp(p, camera, v_u, v_v, LENS)
     gradients = v_p
     if len(path) > 0:
@@ -300,9 +300,9 @@ def _point_vjp(
 
 
 @triton.jit
-def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
-    mean2d, p, sharp, visible, _ = _unscented(gaussian, camera, plane, CONSTANTS)
-    ellipse = visible_ellipse(sharp, blur(sharp, plane.eps2d), opacity, CONSTANTS)
+def _project(gaussian, camera, opacity, screen, CONSTANTS: tl.constexpr):
+    mean2d, p, sharp, visible, _ = _unscented(gaussian, camera, screen, CONSTANTS)
+    ellipse = visible_ellipse(sharp, blur(sharp, screen.eps2d), opacity, CONSTANTS)
     depth, z = _depths(p, CONSTANTS)
     radii = ellipse.radii
     if CONSTANTS.LENS.WRAPS:
@@ -314,11 +314,11 @@ def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
 
 
 @triton.jit
-def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
+def _vjp(gaussian, camera, opacity, screen, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
     v_mean2d, v_depth = v.v_mean2d, v.v_depth
-    _, _, sharp, _, points = _unscented(gaussian, camera, plane, CONSTANTS)
+    _, _, sharp, _, points = _unscented(gaussian, camera, screen, CONSTANTS)
     v_cov, v_opacity = visible_ellipse_vjp(
-        sharp, blur(sharp, plane.eps2d), opacity, v.v_shape, v.v_opacity, v.v_compensation, CONSTANTS
+        sharp, blur(sharp, screen.eps2d), opacity, v.v_shape, v.v_opacity, v.v_compensation, CONSTANTS
     )
     zero = tl.zeros_like(sharp[0])
     if v_mean2d is None:
@@ -326,7 +326,7 @@ def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl
     if v_depth is None:
         v_depth = sharp[0] * 0.0  # no constant, so that products are fused with sums as if it were given
     v_mean, v_axes, v_lens, v_path = _unscented_vjp(
-        gaussian.mean, camera, plane, points, v_mean2d, v_depth, v_cov, OF_LENS, OF_PATH, CONSTANTS
+        gaussian.mean, camera, screen, points, v_mean2d, v_depth, v_cov, OF_LENS, OF_PATH, CONSTANTS
     )
     v_gaussian = v_mean + v_axes
     v_world = ()

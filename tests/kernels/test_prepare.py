@@ -15,7 +15,7 @@ from tsplat import triton_cpu
 from tsplat.errors import BackendError, UnsupportedError
 from tsplat.gpu_driver import DriverError
 from tsplat.kernels.launch import Int, kernel
-from tsplat.kernels.prepared import Notice, prepare
+from tsplat.kernels.prepare import Notice, prepare
 from tsplat.runtime.backend import gpu_driver
 
 pytestmark = pytest.mark.triton
@@ -47,7 +47,7 @@ def total(a, b=None, x=0.0, n=0, twice=False, out=None, **options):
 def prepared(monkeypatch):
     """What was prepared in the test."""
     found = {}
-    monkeypatch.setattr("tsplat.kernels.launch.prepared", found)
+    monkeypatch.setattr("tsplat.kernels.launch.compiled", found)
     return found
 
 
@@ -107,9 +107,9 @@ def test_other_devices_are_refused():
 @pytest.mark.parametrize("long", [True, False])
 def test_long_compilation_is_said_once(long, prepared, monkeypatch, caplog):
     """While it lasts: the body of a compilation waits for the line."""
-    monkeypatch.setattr("tsplat.kernels.prepared.PATIENCE", 0.0 if long else 60.0)
+    monkeypatch.setattr("tsplat.kernels.prepare.PATIENCE", 0.0 if long else 60.0)
     notice, said = Notice(), threading.Event()
-    monkeypatch.setattr("tsplat.kernels.prepared._notice", notice)
+    monkeypatch.setattr("tsplat.kernels.prepare._notice", notice)
     caplog.handler.addFilter(lambda record: said.set() or True)
     prepare = triton_cpu.prepare
 
@@ -139,7 +139,7 @@ def test_a_cache_that_cannot_be_written_is_no_place_of_later_runs(prepared, monk
 def test_launches_that_were_prepared_cost_no_timer(prepared, monkeypatch):
     a = torch.tensor([1.0, 2.0])
     total(a)
-    monkeypatch.setattr("tsplat.kernels.prepared._notice", None)
+    monkeypatch.setattr("tsplat.kernels.prepare._notice", None)
     assert total(a) == 3
 
 

@@ -39,7 +39,7 @@ def lists(launch=launch_by_tsplat, misaligned=False, **options):
 def prepared(monkeypatch):
     """A list that grows with each kernel that is compiled and loaded; none is before."""
     found, prepare = [], gpu_driver.prepare
-    monkeypatch.setattr("tsplat.kernels.launch.prepared", {})
+    monkeypatch.setattr("tsplat.kernels.launch.compiled", {})
     monkeypatch.setattr(gpu_driver, "prepare", lambda *args: (found.append(prepare(*args)), found[-1])[1])
     return found
 

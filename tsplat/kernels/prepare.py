@@ -21,7 +21,7 @@ Values = tuple[Any, ...]
 Run = Callable[[int, Values], None]
 """Launches a number of programs with values: addresses of tensors, b"" for None, and numbers."""
 
-OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None, "enable_fp_fusion": True}
+COMPILER_OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None, "enable_fp_fusion": True}
 """Compiler options of launches, and their defaults."""
 
 PATIENCE = 2.0
