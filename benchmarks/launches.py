@@ -207,7 +207,7 @@ def _spherical_harmonics(vendor: str) -> Labeled:
     for label, coeffs in {**variants, "degree 3 in two tensors": in_two}.items():
         inputs, v, degree = (means, centers, coeffs), torch.ones(N, 3), math.isqrt(coeffs.n_bases) - 1
         with recorded(vendor) as launches:
-            _, clamped = kernels.spherical_harmonics_fwd(*inputs, ids, radii, degree=degree, clamp=True)
+            _, clamped = kernels.spherical_harmonics_fwd(*inputs, ids, radii, degree=degree, as_colors=True)
             kernels.spherical_harmonics_bwd(
                 *inputs, ids.to(torch.int32), radii, clamped, v, degree=degree, needs_centers=True, v_means_before=means
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -354,15 +353,19 @@ def _render_reference(call: Call) -> Rendering:
     """Renders with the dense reference, which is never packed and has no tiles."""
     from .reference import rasterize
 
-    settings = call.settings
-    made = dict(
-        numerics=settings.numerics, unscented=settings.projection.unscented, readout=call.options.rolling_shutter,
-        cull=call.options.validate != "off", lidar=None if call.lidar is None else call.lidar.tables,
-        width=settings.projection.camera.width, height=settings.projection.camera.height,
+    o, settings, camera = call.options, call.settings, call.settings.projection.camera
+    tensors: dict[str, Any] = dict(
+        means=call.means, quats=call.quats, scales=call.scales, opacities=call.opacities, colors=call.all_colors(),
+        covars=call.covars, backgrounds=call.backgrounds, extra_signals=call.extra_signals, rays=call.rays,
+        **call.cameras._asdict(),
     )  # fmt: skip
-    colors = None if call.colors is None else call.all_colors()
-    given = vars(call) | {"colors": colors} | call.cameras._asdict() | call.options._asdict() | made
-    names = inspect.signature(rasterize).parameters.keys() & given.keys()
-    arguments: Any = {n: v.to(call.dtype) if isinstance(v := given[n], Tensor) else v for n in names}
-    rendered = rasterize(**arguments)
+    rendered = rasterize(
+        **{name: None if tensor is None else tensor.to(call.dtype) for name, tensor in tensors.items()},
+        width=camera.width, height=camera.height, near_plane=o.near_plane, far_plane=o.far_plane,
+        radius_clip=o.radius_clip, eps2d=o.eps2d, sh_degree=o.sh_degree, render_mode=o.render_mode,
+        rasterize_mode=o.rasterize_mode, camera_model=o.camera_model, numerics=settings.numerics,
+        cull=o.validate != "off", extra_signals_sh_degree=o.extra_signals_sh_degree,
+        unscented=settings.projection.unscented, readout=o.rolling_shutter, with_eval3d=o.with_eval3d,
+        tile_size=o.tile_size, return_normals=o.return_normals, lidar=None if call.lidar is None else call.lidar.tables,
+    )  # fmt: skip
     return Rendering({"colors": rendered.colors, "alphas": rendered.alphas}, describe_reference(call, rendered))

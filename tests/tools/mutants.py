@@ -992,7 +992,7 @@ MUTANTS = [
     ),
     *_in("stages/shading.py", _torch("tests/test_extra_signals.py"),
         ("values if clamp else values + 0.5", "values", "extra signals not shifted"),
-        ("sh_degree, backend, clamp=clamp)", "sh_degree, backend, clamp=True)", "negative extra signals clamped"),
+        ("sh_degree, backend, as_colors=clamp)", "sh_degree, backend, as_colors=True)", "negative extra signals clamped"),
         ("gather_features(extra.values.to(dtype), extra.ids, projected)", "extra.values.to(dtype)",
          "extra signals not gathered"),
     ),

@@ -64,6 +64,6 @@ def spherical_harmonics(
         radii,
         degrees_to_use,
         backend,
-        clamp=False,
+        as_colors=False,
     )
     return colors.view(*dirs.shape[:-1], coeffs.shape[-1])

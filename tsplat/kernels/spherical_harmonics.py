@@ -166,7 +166,7 @@ def _sh_fwd_kernel(
     dense_ids,  # [nnz] int64, or None if not packed
     radii,  # [nnz, 2] int32 or None
     colors,  # [nnz, 3], output
-    clamped,  # [nnz] int8, output: a bit for each channel that is not shown; None without shift and clamp
+    clamped,  # [nnz] int8, output: a bit for each channel that is not shown; None without ``as_colors``
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", n_bases: "Int",
     DEGREE: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -280,7 +280,7 @@ def spherical_harmonics_fwd(
     radii: Tensor | None,
     *,
     degree: int,
-    clamp: bool,
+    as_colors: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Evaluates the colors of rows; zero where radii are zero. [nnz, 3]
 
@@ -289,15 +289,15 @@ def spherical_harmonics_fwd(
         coeffs: Of at least (degree + 1)^2 basis functions.
         dense_ids: [nnz] index into [B, C, N], or None if not packed.
         radii: [nnz, 2], or None if every row is visible.
-        clamp: Whether colors are shifted by 0.5, and clamped to at least 0.
+        as_colors: Whether to return max(value + 0.5, 0); otherwise the plain value.
 
     Returns:
-        The colors, and which of them were clamped, as the backward pass reads it; None without ``clamp``.
+        The colors, and which of them were clamped, as the backward pass reads it; None without ``as_colors``.
     """
     n_gaussians, (n_batches, n_cameras, _) = means.shape[-2], centers.shape
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
-    clamped = torch.empty(n_rows, dtype=torch.int8, device=means.device) if clamp else None
+    clamped = torch.empty(n_rows, dtype=torch.int8, device=means.device) if as_colors else None
     _sh_fwd_kernel.launch_elementwise(
         n_rows,
         BLOCK,

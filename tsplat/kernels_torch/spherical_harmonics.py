@@ -63,7 +63,7 @@ def spherical_harmonics_fwd(
     radii: Tensor | None,
     *,
     degree: int,
-    clamp: bool,
+    as_colors: bool,
 ) -> tuple[Tensor, Tensor | None]:
     n_gaussians, (n_batches, n_cameras, _) = means.shape[-2], centers.shape
     rows, visible_ids = visible_rows(dense_ids, radii, n_batches * n_cameras * n_gaussians, means.device)
@@ -73,7 +73,7 @@ def spherical_harmonics_fwd(
         colors[rows], _ = _colors(
             means, centers, _joined(coeffs), *gaussians_and_images(visible_ids, n_gaussians, n_cameras), degree
         )
-    if not clamp:
+    if not as_colors:
         return colors, None
     shifted = colors + 0.5
     return shifted.clamp_min(0), ~(shifted >= 0)

@@ -141,29 +141,97 @@ def _trace_call(
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
     on_gpu = runs_on_gpu(inputs[0])
     trace = Trace(runs_kernels=False, tracks_slots=on_gpu)
+    forward = _trace_forward(trace, function, arguments)
+    n_forward = len(trace.steps)
+    backward = _trace_backward(trace, forward, inputs, v_strides)
+    meta_inputs = forward.meta_inputs._replace(intersections=forward.meta_inputs.intersections.whole)
+    results = [
+        *leaves((forward.images, meta_inputs, list(forward.values.values()), forward.needed), Tensor),
+        *leaves((list(backward.gradients.values()), backward.v_means2d, list(backward.v_rows.values())), Tensor),
+    ]
+    needed = {storage_of(result) for result in results} | {n.storage for n, _ in trace.slot_usage.values()}
+    is_live = live_steps(trace.steps, needed)
+    return _CallTrace(
+        steps=list(itertools.compress(trace.steps, is_live)),
+        n_forward=sum(is_live[:n_forward]),
+        split=sum(is_live[: backward.split]),
+        inputs=inputs,
+        images=forward.images,
+        n_images=forward.n_images,
+        in_meta=forward.in_meta,
+        values=forward.values,
+        meta_inputs=meta_inputs,
+        banded=forward.meta_inputs.intersections,
+        needed=forward.needed,
+        v_images=backward.v_images,
+        gradients=backward.gradients,
+        v_means2d=backward.v_means2d,
+        v_rows=backward.v_rows,
+        zeros=backward.zeros,
+        on_gpu=on_gpu,
+        slot_usage=trace.slot_usage,
+    )
+
+
+class _ForwardTrace(NamedTuple):
+    """The results of a function that was traced: some attributes of :class:`_CallTrace`.
+
+    Attributes:
+        meta_inputs: With the intersections in their bands.
+    """
+
+    images: list[Tensor | None]
+    n_images: int
+    in_meta: dict[str, int]
+    values: dict[str, Any]
+    meta_inputs: MetaInputs
+    needed: Tensor
+
+
+def _trace_forward(trace: Trace, function: Callable[..., Any], arguments: dict[str, Any]) -> _ForwardTrace:
+    """Traces a function."""
     with deferred() as checks:
         *images, meta = trace.record(functools.partial(function, **arguments))
     (check,) = checks
-    values, meta_inputs, n_images = dict(dict.items(meta)), meta.source, len(images)
-    n_forward = len(trace.steps)
-    banded = meta_inputs.intersections
+    values, n_images = dict(dict.items(meta)), len(images)
     named = [output.meta for output in IN_META if output.meta in values]
     extra = {n: values[n] for n in named if values[n].shape[:-1] == images[0].shape[:-1]}  # or values of rows
     images += [image for image in extra.values() if all(image is not other for other in images)]
     in_meta = {name: next(i for i, other in enumerate(images) if other is image) for name, image in extra.items()}
+    return _ForwardTrace(images, n_images, in_meta, values, meta.source, check.needed)
+
+
+class _BackwardTrace(NamedTuple):
+    """The gradients of a function that was traced: some attributes of :class:`_CallTrace`.
+
+    Attributes:
+        split: The number of steps before those from ``means2d`` to the inputs.
+    """
+
+    split: int
+    v_images: list[Tensor]
+    gradients: dict[int, Tensor | None]
+    v_means2d: Tensor | None
+    v_rows: dict[str, Tensor]
+    zeros: dict[str, Tensor]
+
+
+def _trace_backward(
+    trace: Trace, forward: _ForwardTrace, inputs: list[Tensor], v_strides: Mapping[int, tuple[int, ...]]
+) -> _BackwardTrace:
+    """Traces the gradients of all images."""
+    images, values, means2d = forward.images, forward.values, forward.values["means2d"]
     differentiable = {i: image for i, image in enumerate(images) if image is not None and image.requires_grad}
     roots = list(differentiable.values())
     v_images = [_zeros_like(root, v_strides.get(i)) for i, root in differentiable.items()]
-    means2d = values["means2d"]
-    rows = {name: getattr(meta_inputs.projected, name) for name in set(ROWS.values())} | {"means2d": means2d}
+    rows = {name: getattr(forward.meta_inputs.projected, name) for name in set(ROWS.values())} | {"means2d": means2d}
     rows = {name: row for name, row in rows.items() if row is not None and row.requires_grad}
     targets: dict[Any, Tensor] = {
         i: t for i, t in enumerate([*inputs, values.get("gradient_2dgs")]) if t is not None and t.requires_grad
     }
-    v_inputs: dict[Any, Tensor | None] = {}
+    v_targets: dict[Any, Tensor | None] = {}
     zeros: dict[str, Tensor] = {}
     splits: list[int] = []
-
     if roots:
         with torch.autograd.set_multithreading_enabled(False):
             # What images do not depend on has a gradient of zeros, to which callers may add.
@@ -176,29 +244,16 @@ def _trace_call(
             outputs, v_outputs = [*roots, *[rows[name] for name in zeros]], [*v_images, *zeros.values()]
             sources = list(targets.values())
             gradients = trace.record(lambda: torch.autograd.grad(outputs, sources, v_outputs, allow_unused=True))
-        v_inputs = dict(zip(targets, gradients, strict=True)) | zeros
-        if any(v_inputs[name] is None for name in rows):
+        v_targets = dict(zip(targets, gradients, strict=True)) | zeros
+        if any(v_targets[name] is None for name in rows):
             raise UnsupportedError("a backward pass gives no gradient to what images depend on")
     if not trace.external.keys() <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
         raise UnsupportedError("a tensor is neither an argument nor made by the call")
-    v_means2d = v_inputs.pop("means2d", None)
-    v_rows = {name: v for name in rows if (v := v_inputs.pop(name, None)) is not None}
+    v_means2d = v_targets.pop("means2d", None)
+    v_rows = {name: v for name in rows if (v := v_targets.pop(name, None)) is not None}
     if (absgrad := getattr(means2d, "absgrad", None)) is not None:
-        v_inputs[ABSGRAD] = absgrad
-    meta_inputs = meta_inputs._replace(intersections=meta_inputs.intersections.whole)
-    results = leaves(
-        (images, meta_inputs, list(values.values()), check.needed, list(v_inputs.values()), v_means2d), Tensor
-    )
-    is_live = live_steps(
-        trace.steps,
-        {storage_of(t) for t in (*results, *v_rows.values())} | {n.storage for n, _ in trace.slot_usage.values()},
-    )
-    split = min(splits, default=len(trace.steps))
-    return _CallTrace(
-        list(itertools.compress(trace.steps, is_live)), sum(is_live[:n_forward]), sum(is_live[:split]), inputs, images,
-        n_images, in_meta, values, meta_inputs, banded, check.needed, v_images, v_inputs, v_means2d, v_rows, zeros,
-        on_gpu, trace.slot_usage,
-    )  # fmt: skip
+        v_targets[ABSGRAD] = absgrad
+    return _BackwardTrace(min(splits, default=len(trace.steps)), v_images, v_targets, v_means2d, v_rows, zeros)
 
 
 def _last_use(steps: Sequence[Step], tensor: Tensor) -> int:

@@ -212,41 +212,6 @@ class Call:
         return torch.cat([images[..., :begin], images[..., end:]], -1), images[..., begin:end]
 
 
-def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
-    """Checks a call on all ranks.
-
-    Args:
-        arguments: All arguments of the rendering function, by name.
-        surfels: Whether they are those of :func:`tsplat.rasterization_2dgs`.
-
-    Raises:
-        As :func:`tsplat.rasterization`.
-    """
-    options, group = Options.of(arguments, surfels=surfels), arguments["group"]
-    given: dict[str, Any] = {name: arguments.get(name) for name in ARGUMENTS}
-    size, viewmats = (arguments["width"], arguments["height"]), arguments["viewmats"]
-    given["cameras"] = Cameras(viewmats, given_intrinsics(arguments["Ks"], options.camera_model, viewmats, size))
-    given["lens"] = LensArguments(*map(arguments.get, LensArguments._fields))
-    call = Call(**given, options=options)
-    distributed = check_bool("distributed", options.distributed)
-    if group is not None and not distributed:
-        raise ArgumentError("group: passed, but distributed is False; pass distributed=True, or no group")
-    ranks = join_ranks(group, call.means) if distributed else None
-    if ranks is None:
-        _check(call)
-    else:
-        with checks_on_all_ranks(ranks, options.shared()) as description:
-            _check(call)
-            launchers(call.means.device, call.options.backend)  # raises where the backend cannot run
-            ranks.check_device(call.means)
-            signals = {"colors": call.colors, "shN": call.shN, "extra_signals": call.extra_signals}
-            sizes = call.n_cameras, call.dtype, options.capacity is not None
-            description.add_tensors(call.gaussians(), signals, call.cameras, *sizes)
-    call.ranks = ranks
-    call.sparse_gradients = SparseGradients() if call.options.sparse_grad else None
-    return call
-
-
 ARGUMENTS = (
     "means", "quats", "scales", "opacities", "colors", "shN", "cameras", "lens", "covars", "backgrounds",
     "extra_signals", "rays",
@@ -263,7 +228,55 @@ _checked: dict[Any, dict[str, Any]] = {}
 CHECKED_MAX = 256
 
 
-def _check(call: Call) -> None:
+def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
+    """Checks a call on all ranks.
+
+    Args:
+        arguments: All arguments of the rendering function, by name.
+        surfels: Whether they are those of :func:`tsplat.rasterization_2dgs`.
+
+    Raises:
+        As :func:`tsplat.rasterization`.
+    """
+    options, group, given = Options.of(arguments, surfels=surfels), arguments["group"], arguments.get
+    size, viewmats = (arguments["width"], arguments["height"]), arguments["viewmats"]
+    call = Call(
+        means=arguments["means"],
+        quats=given("quats"),
+        scales=given("scales"),
+        opacities=arguments["opacities"],
+        colors=given("colors"),
+        shN=given("shN"),
+        cameras=Cameras(viewmats, given_intrinsics(arguments["Ks"], options.camera_model, viewmats, size)),
+        lens=LensArguments(*map(given, LensArguments._fields)),
+        covars=given("covars"),
+        backgrounds=given("backgrounds"),
+        extra_signals=given("extra_signals"),
+        rays=given("rays"),
+        options=options,
+    )
+    distributed = check_bool("distributed", options.distributed)
+    if group is not None and not distributed:
+        raise ArgumentError("group: passed, but distributed is False; pass distributed=True, or no group")
+    ranks = join_ranks(group, call.means) if distributed else None
+    if ranks is None:
+        _check_or_look_up(call)
+        _check_values(call)
+    else:
+        with checks_on_all_ranks(ranks, options.shared()) as description:
+            _check_or_look_up(call)
+            _check_values(call)
+            launchers(call.means.device, call.options.backend)  # raises where the backend cannot run
+            ranks.check_device(call.means)
+            signals = {"colors": call.colors, "shN": call.shN, "extra_signals": call.extra_signals}
+            sizes = call.n_cameras, call.dtype, options.capacity is not None
+            description.add_tensors(call.gaussians(), signals, call.cameras, *sizes)
+    call.ranks = ranks
+    call.sparse_gradients = SparseGradients() if call.options.sparse_grad else None
+    return call
+
+
+def _check_or_look_up(call: Call) -> None:
     """Checks tensors and options. Calls that differ from an earlier one in values only are looked up.
 
     Afterwards, the call has the attributes ``DERIVED``, and its tensors are plain. Colors that were None have
@@ -285,6 +298,10 @@ def _check(call: Call) -> None:
             if len(_checked) >= CHECKED_MAX:
                 _checked.clear()
             _checked[key] = {name: getattr(call, name) for name in DERIVED}
+
+
+def _check_values(call: Call) -> None:
+    """Checks that images fit into memory, and with ``validate="error"`` that values are valid."""
     o = call.options
     camera = call.settings.compositing.camera
     check_images(call.means.device, call.grid.n_images, camera.width, camera.height, call.n_features, call.dtype)

@@ -25,7 +25,7 @@ from ..output_maps import front_channels, split_channels
 from ..precision import full_precision
 from ..runtime.autograd import apply, once_differentiable
 from ..runtime.backend import launchers
-from ..runtime.bundles import flatten, restore, split
+from ..runtime.bundles import flatten, restore, split, structure
 from .inputs import contiguous
 
 WALKED_MAX = 15
@@ -47,6 +47,10 @@ class _Inputs(NamedTuple):
         if means2d.dim() == 2 and means2d.is_contiguous():
             return self.splats
         return self.splats._replace(means2d=means2d.reshape(-1, 2).contiguous())
+
+
+N_ARGUMENTS = 4
+"""Arguments of ``_Composite`` in front of tensors, which are those of its first argument, flat."""
 
 
 class _Composite(torch.autograd.Function):
@@ -110,6 +114,7 @@ class _Composite(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         inputs: _Inputs
         inputs, transmittances, last_ids, depth_sums, whole, lists = restore(ctx.saved, saved)
+        needs: _Inputs = restore(structure(inputs), ctx.needs_input_grad[N_ARGUMENTS:])  # booleans
         splats, backgrounds, rays = inputs.flat_splats(), inputs.backgrounds, inputs.rays
         means2d, _, opacities, colors, depths, color_ids = inputs.splats
         settings: CompositingSettings = ctx.settings
@@ -120,7 +125,7 @@ class _Composite(torch.autograd.Function):
             v_render_colors = v_render_colors.contiguous()  # kernels take pixels that are evenly spaced in memory
         v_render_alphas = None if v_render_alphas is None else v_render_alphas.contiguous()
         bands: Iterable[Intersections] = ctx.bands or [whole]
-        if rays is not None and any(ctx.needs_input_grad[-3:]):
+        if rays is not None and any(needs.rays or ()):
             n_images, _, *size = rays.per_pixel.shape
             rays = rays._replace(v_per_pixel=rays.per_pixel.new_zeros(n_images, 6, *size))
         kernels = ctx.kernels  # of the forward pass, as last_ids count entries of its lists
@@ -155,8 +160,7 @@ class _Composite(torch.autograd.Function):
                 v_colors = v_colors.to(colors.dtype)
         if depths is not None:
             v_depths = v_splats.v_features[:, -1]
-        # Of the tensors behind the four other arguments, the backgrounds are the seventh.
-        if backgrounds is not None and ctx.needs_input_grad[10]:
+        if backgrounds is not None and needs.backgrounds:
             # Contiguous and image by image, as the order of PyTorch's sums depends on strides and, on a GPU, on how
             # many there are.
             weighted = (transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()
@@ -166,18 +170,19 @@ class _Composite(torch.autograd.Function):
             assert v_splats.absgrad is not None
             set_absgrad(ctx.absgrad_target, v_splats.absgrad.view(means2d.shape))
         v_means2d = v_splats.v_means2d if means2d.dim() == 2 else v_splats.v_means2d.view(means2d.shape)
-        v_inputs = (v_means2d, v_splats.v_shapes, v_splats.v_opacities, v_colors, v_depths, None, v_backgrounds, None)
-        return None, None, None, None, *v_inputs, *_ray_gradients(rays)
+        v_inputs = _Inputs(
+            Splats(v_means2d, v_splats.v_shapes, v_splats.v_opacities, v_colors, v_depths),
+            backgrounds=v_backgrounds,
+            masks=None,
+            rays=None if rays is None else _ray_gradients(rays),
+        )
+        return *(None,) * N_ARGUMENTS, *flatten(v_inputs)
 
 
-def _ray_gradients(rays: Rays | None) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of what ``flatten`` makes of rays, from those of origins and directions [I, 6, H, W]."""
-    if rays is None:
-        return (None,)
-    v = rays.v_per_pixel
-    if v is None:
-        return None, None, None
-    return (v, None, None) if rays.origins is None else (v[:, 3:], v[:, :3].sum((2, 3)), None)
+def _ray_gradients(rays: Rays) -> Rays:
+    """Returns the gradients of rays, from those of origins and directions [I, 6, H, W]."""
+    v: Any = rays.v_per_pixel  # None if they need none
+    return Rays(v, None) if v is None or rays.origins is None else Rays(v[:, 3:], v[:, :3].sum((2, 3)))
 
 
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:

@@ -35,7 +35,13 @@ class _Project(torch.autograd.Function):
             dense_ids, radii = projected.dense_ids, projected.radii
             if coeffs is not None:
                 colors, clamped = kernels.spherical_harmonics_fwd(
-                    gaussians.means, centers, Coefficients(coeffs, higher), dense_ids, radii, degree=degree, clamp=True
+                    gaussians.means,
+                    centers,
+                    Coefficients(coeffs, higher),
+                    dense_ids,
+                    radii,
+                    degree=degree,
+                    as_colors=True,
                 )
         ctx.save_for_backward(projected.row_of, radii, clamped, *tensors)
         ctx.settings, ctx.cameras_type, ctx.degree, ctx.kernels = settings, cameras_type, degree, kernels
@@ -94,7 +100,8 @@ def project(
     n_cameras, n_gaussians = cameras.viewmats.shape[1], gaussians.means.shape[-2]
     if settings.unscented is not None and settings.numerics.scale_min > 0:
         gaussians = _without_flat(gaussians, settings.numerics.scale_min)
-    *rows, colors = apply(_Project, settings, type(cameras), *harmonics, *gaussians, *contiguous(cameras))
+    tensors = (harmonics.centers, harmonics.coeffs, harmonics.higher, *gaussians, *contiguous(cameras))
+    *rows, colors = apply(_Project, settings, type(cameras), harmonics.degree, *tensors)
     projected = ProjectedGaussians(n_cameras, n_gaussians, **dict(zip(OUTPUTS, rows)))
     if not settings.packed:
         projected = projected._replace(means2d=projected.means2d.view(*batch, n_cameras, n_gaussians, 2))

@@ -28,13 +28,13 @@ class _SphericalHarmonics(torch.autograd.Function):
         row_of: Tensor | None,
         radii: Tensor | None,
         degree: int,
-        clamp: bool,
+        as_colors: bool,
         backend: Backend,
     ) -> Tensor:
         with full_precision():
             colors: Tensor
             colors, clamped = launchers(means.device, backend).spherical_harmonics_fwd(
-                means, centers, Coefficients(coeffs), dense_ids, radii, degree=degree, clamp=clamp
+                means, centers, Coefficients(coeffs), dense_ids, radii, degree=degree, as_colors=as_colors
             )
         ctx.save_for_backward(means, centers, coeffs, row_of, radii, clamped)
         ctx.degree, ctx.backend = degree, backend
@@ -61,7 +61,7 @@ def evaluate_harmonics(
     degree: int,
     backend: Backend,
     *,
-    clamp: bool,
+    as_colors: bool,
 ) -> Tensor:
     """Evaluates spherical harmonics along the direction from camera center to mean; zero for culled rows. [nnz, D]
 
@@ -70,11 +70,11 @@ def evaluate_harmonics(
         coeffs: [..., N, K, D] of any float dtype.
         dense_ids, row_of: [nnz] int64 index into [B, C, N], and its inverse; or None if not packed.
         radii: [nnz, 2] int32, zero where culled; None if nothing is.
-        clamp: Whether to return max(spherical harmonics + 0.5, 0).
+        as_colors: Whether to return max(value + 0.5, 0); otherwise the plain value.
     """
     n_channels = coeffs.shape[-1]
     means, centers = means.contiguous(), centers.contiguous()
-    rest = dense_ids, row_of, radii, degree, clamp, backend
+    rest = dense_ids, row_of, radii, degree, as_colors, backend
     colors: Tensor
     if n_channels == 3:
         colors = apply(_SphericalHarmonics, means, centers, coeffs.contiguous(), *rest)
@@ -121,7 +121,7 @@ def find_features(
         means, centers: [..., N, 3], camera centers [B, C, 3]; centers may be None without ``sh_degree``.
         colors: [..., N, D] or per camera [..., C, N, D] of any float dtype; with ``sh_degree``, coefficients
             [..., N, K, D] or [..., C, N, K, D].
-        clamp: Whether to clamp what spherical harmonics give to at least 0.
+        clamp: Whether to clamp spherical harmonics + 0.5 to at least 0.
     """
     per_camera = is_per_camera(colors, sh_degree, means.dim() - 2)
     if sh_degree is None:
@@ -132,7 +132,7 @@ def find_features(
         means = means[..., None, :, :].expand(*colors.shape[:-2], 3)
         centers = centers.flatten(0, 1)[:, None]
     rows = projected.dense_ids, projected.row_of, projected.radii
-    values = evaluate_harmonics(means, centers, colors, *rows, sh_degree, backend, clamp=clamp)
+    values = evaluate_harmonics(means, centers, colors, *rows, sh_degree, backend, as_colors=clamp)
     return Features(values if clamp else values + 0.5, None)
 
 
