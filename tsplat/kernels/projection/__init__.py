@@ -21,7 +21,7 @@ from ..launch import Int, block_size, indices_of, kernel, programs
 from ..packed_rows import pack_rows
 from .camera_sums import CameraSums
 from .ewa import EWA
-from .loaded_cameras import Screen, load_camera
+from .loaded_cameras import N_COEFFICIENTS, PATH_GRADIENTS, PATH_VALUES, POSE_VALUES, Screen, load_camera
 from .projector import Constants, Projector, RowGradients
 from .surfels import SURFEL
 from .unscented import UNSCENTED
@@ -179,13 +179,13 @@ def _projection_bwd_kernel(
             for i in tl.static_range(3):
                 for j in tl.static_range(4):
                     v_w = PROJECTOR.pose_gradient(gaussian, v_inputs.saved, i, j, CONSTANTS)
-                    tl.store(sums.poses + place * 12 + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
+                    tl.store(sums.poses + place * POSE_VALUES + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
         if sums.lens is not None:
-            for k in tl.static_range(12):
-                tl.store(sums.lens + place * 12 + k, tl.sum(tl.where(visible, v_inputs.v_lens[k], 0.0)))
+            for k in tl.static_range(N_COEFFICIENTS):
+                tl.store(sums.lens + place * N_COEFFICIENTS + k, tl.sum(tl.where(visible, v_inputs.v_lens[k], 0.0)))
         if sums.shutter is not None:
-            for k in tl.static_range(15):
-                tl.store(sums.shutter + place * 20 + k, tl.sum(tl.where(visible, v_inputs.v_path[k], 0.0)))
+            for k in tl.static_range(PATH_GRADIENTS):
+                tl.store(sums.shutter + place * PATH_VALUES + k, tl.sum(tl.where(visible, v_inputs.v_path[k], 0.0)))
 
     v_quat, v_scale, v_covar = PROJECTOR.finish(gaussians, gaussian_id, mask, gaussian, total)
     outgoing = size_of(total[:3] + v_quat + v_scale + v_covar) + tl.abs(v_opacity)

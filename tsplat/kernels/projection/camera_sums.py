@@ -10,15 +10,16 @@ from torch import Tensor
 from ...config import CameraModel
 from ...data import Cameras
 from .lenses import LENSES
+from .loaded_cameras import N_COEFFICIENTS, PATH_VALUES, POSE_VALUES
 
 
 class CameraSums(NamedTuple):
     """Sums over blocks of Gaussians [blocks, I, ...] that a kernel writes; None where no gradient is needed.
 
     Attributes:
-        poses: Rows of the view matrix but the last, [blocks, I, 12]; None with a rolling shutter.
-        lens, shutter: Of the first values of a lens, which are its coefficients, [blocks, I, 12], and of its path,
-            [blocks, I, 20].
+        poses: Rows of the view matrix but the last, [blocks, I, POSE_VALUES]; None with a rolling shutter.
+        lens, shutter: Of the first values of a lens, which are its coefficients, [blocks, I, N_COEFFICIENTS], and
+            of its path, [blocks, I, PATH_VALUES].
     """
 
     poses: Tensor | None
@@ -31,11 +32,12 @@ class CameraSums(NamedTuple):
         n_images = cameras.viewmats.shape[0] * cameras.viewmats.shape[1]
         lens = shutter = None
         if needs.lens and LENSES[model].coefficients_vjp is not None:
-            lens = means.new_empty(blocks, n_images, 12)
+            lens = means.new_empty(blocks, n_images, N_COEFFICIENTS.value)
         if needs.shutter:
-            shutter = means.new_zeros(blocks, n_images, 20)
+            shutter = means.new_zeros(blocks, n_images, PATH_VALUES.value)
         has_poses = needs.viewmats and cameras.shutter is None
-        return cls(means.new_empty(blocks, n_images, 12) if has_poses else None, lens, shutter)
+        poses = means.new_empty(blocks, n_images, POSE_VALUES.value) if has_poses else None
+        return cls(poses, lens, shutter)
 
     def gradients(self, cameras: Cameras) -> Cameras:
         """Returns the gradients of cameras."""

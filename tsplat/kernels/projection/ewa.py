@@ -90,6 +90,15 @@ def _screen_covariance_vjp(t0, t1, s, v):
 
 
 @triton.jit
+def _row_times_rotation(row, w, AXIS: tl.constexpr, CONSTANTS: tl.constexpr):
+    """Returns a row of the Jacobian times W, three entries."""
+    x = CONSTANTS.LENS.row_times(row, w, 0, AXIS)
+    y = CONSTANTS.LENS.row_times(row, w, 1, AXIS)
+    z = CONSTANTS.LENS.row_times(row, w, 2, AXIS)
+    return x, y, z
+
+
+@triton.jit
 def _row_times_vjp(w, v):
     """Returns the gradient of a row, all three entries, from that of the row times W."""
     return dot(v, w[:3]), dot(v, w[3:6]), dot(v, w[6:])
@@ -114,16 +123,9 @@ def _linearize(gaussian, camera, screen, CONSTANTS: tl.constexpr):
     mean2d, row0, row1, saved = CONSTANTS.LENS.project_with_jacobian(
         p, camera.intrinsics, screen.width, screen.height, CONSTANTS.FOV_MARGIN
     )
-    t0 = (
-        CONSTANTS.LENS.row_times(row0, w, 0, 0),
-        CONSTANTS.LENS.row_times(row0, w, 1, 0),
-        CONSTANTS.LENS.row_times(row0, w, 2, 0),
-    )
-    t1 = (
-        CONSTANTS.LENS.row_times(row1, w, 0, 1),
-        CONSTANTS.LENS.row_times(row1, w, 1, 1),
-        CONSTANTS.LENS.row_times(row1, w, 2, 1),
-    )
+    # T = J W, and Sigma2d = T Sigma T^T, without and with eps2d on its diagonal
+    t0 = _row_times_rotation(row0, w, 0, CONSTANTS)
+    t1 = _row_times_rotation(row1, w, 1, CONSTANTS)
     sharp = _screen_covariance(t0, t1, gaussian.covariance)
     return Linearized(
         p=p, mean2d=mean2d, row0=row0, row1=row1, saved=saved, t0=t0, t1=t1, sharp=sharp,

@@ -11,7 +11,14 @@ import triton.language as tl
 
 from ..device_math import load_tuple
 
+POSE_VALUES = tl.constexpr(12)
+"""Values of a view matrix that have gradients: all but those of the last row."""
+
 N_COEFFICIENTS = tl.constexpr(12)
+"""Values of a lens that have gradients: its coefficients, then zeros."""
+
+PATH_VALUES, PATH_USED, PATH_GRADIENTS = tl.constexpr(20), tl.constexpr(16), tl.constexpr(15)
+"""Values of ``Cameras.shutter``; how many of them make a :class:`Path`; and how many have gradients, the first ones."""
 
 
 class Intrinsics(NamedTuple):
@@ -99,7 +106,7 @@ def _load_path(shutter, image):
     """Loads the path of the camera of an image; () if it has none."""
     path = ()
     if shutter is not None:
-        values = load_tuple(shutter + image * 20, 1, 16)
+        values = load_tuple(shutter + image * PATH_VALUES, 1, PATH_USED)
         path = Path(
             q0=values[:4], q1=values[4:8], t0=values[8:11], t1=values[11:14], angle=values[14], inverse_sine=values[15]
         )

@@ -87,8 +87,7 @@ class InputGradients(NamedTuple):
     Attributes:
         v_gaussian: GRADIENTS values in the world frame.
         v_opacity: That of the opacity.
-        v_lens, v_path: Those of the first 12 values of the lens, and of the 15 values of the path that have gradients;
-            or ().
+        v_lens, v_path: Those of the first N_COEFFICIENTS values of the lens, and PATH_GRADIENTS of the path; or ().
         saved: What ``pose_gradient`` needs.
     """
 

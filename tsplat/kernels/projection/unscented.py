@@ -38,6 +38,7 @@ from ..device_math import (
 from .covariances import blur, visible_ellipse, visible_ellipse_vjp
 from .lens_pixels import coefficients_vjp, lens_pixel, lens_pixel_vjp, pixel_difference, u_period, whole_periods
 from .lenses.equirectangular import atan2
+from .loaded_cameras import N_COEFFICIENTS, PATH_GRADIENTS
 from .projector import InputGradients, Projection, Projector
 from .shutters import exposed_pixel, exposure_time_vjp, pose_at, pose_at_vjp, to_camera
 from .windshield import sine
@@ -224,7 +225,7 @@ def _unscented_vjp(
     mean, camera, screen, points, v_mean2d, v_depth, v_cov,
     OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr,
 ):  # fmt: skip
-    """Returns gradients of the mean (three values), of the axes (nine), of the lens (12) and of the path (15).
+    """Returns gradients of the mean (three values), of the axes (nine), of the lens and of the path.
 
     The first two are in the frame of the camera if its shutter is global, and otherwise in the world frame. The others
     are () unless OF_LENS and OF_PATH.
@@ -238,7 +239,7 @@ def _unscented_vjp(
     if CONSTANTS.LENS.WRAPS:
         v_delta_x, v_delta_y = v_delta_x * 0.0, v_delta_y * 0.0
     zero = v_depth * 0.0
-    total = (zero,) * (3 + 12 * OF_LENS + 15 * OF_PATH)
+    total = (zero,) * (3 + N_COEFFICIENTS * OF_LENS + PATH_GRADIENTS * OF_PATH)
     v_axes = (zero,) * 9
     v_u0 = v_mean2d[0] + zero
     v_v0 = v_mean2d[1] + zero
@@ -273,7 +274,8 @@ def _unscented_vjp(
         if OF_PATH:
             v_path = pose_at_vjp(camera.path, half, matvec3(pose.rotation, mean), along)
         along = matvec3_transposed(pose.rotation, along)
-    return add(total[:3], along), v_axes, total[3 : 3 + 12 * OF_LENS], add(total[3 + 12 * OF_LENS :], v_path)
+    END_OF_LENS: tl.constexpr = 3 + N_COEFFICIENTS * OF_LENS
+    return add(total[:3], along), v_axes, total[3:END_OF_LENS], add(total[END_OF_LENS:], v_path)
 
 
 @triton.jit
