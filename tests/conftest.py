@@ -172,7 +172,8 @@ def _threads_of_kernels_are_those_of_pytorch():
 @pytest.fixture
 def cut_lists(monkeypatch):
     """Cuts lists into chunks of the length that the fixture is called with; returns the numbers of chunks."""
-    from tsplat.kernels import compositing, launch
+    from tsplat.kernels import compositing
+    from tsplat.kernels.compositing import tuning
 
     original, counts = compositing.list_parts, []
 
@@ -182,9 +183,9 @@ def cut_lists(monkeypatch):
         return lists
 
     def cut(chunk):
-        monkeypatch.setattr(launch, "CPU_CHUNK", chunk)
-        monkeypatch.setattr(launch, "CHUNKS", {math.inf: chunk})
-        monkeypatch.setattr(launch, "AMD_CHUNKS", {math.inf: chunk})
+        monkeypatch.setattr(tuning, "CPU_CHUNK", chunk)
+        monkeypatch.setattr(tuning, "CHUNKS", {math.inf: chunk})
+        monkeypatch.setattr(tuning, "AMD_CHUNKS", {math.inf: chunk})
         counts.clear()
         return counts
 

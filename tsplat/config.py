@@ -62,6 +62,9 @@ class Capacities(NamedTuple):
         return max(self._replace(rows=0))
 
 
+FEATURES_MIN: Final = 16
+"""Number of channels from which matrix products cost fewer instructions than channels one by one."""
+
 ALPHA_MIN: Final = 1.0 / 255.0
 """A Gaussian with a smaller alpha at a pixel does not contribute to it."""
 

@@ -62,7 +62,7 @@ def applied(values, start=0, end=4, negated=False):
 @pytest.fixture
 def prepared(monkeypatch):
     found = {}
-    monkeypatch.setattr(launch, "prepared", found)
+    monkeypatch.setattr(launch, "compiled", found)
     return found
 
 

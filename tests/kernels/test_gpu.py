@@ -13,7 +13,7 @@ from tests.support.closeness import (
     run,
 )
 from tsplat import l1_and_ssim, ops
-from tsplat.kernels.launch import FEATURES_MIN
+from tsplat.config import FEATURES_MIN
 
 pytestmark = pytest.mark.gpu
 

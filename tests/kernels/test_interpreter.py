@@ -37,10 +37,10 @@ def test_rasterization_matches_reference(structure, options):
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_surfels_match_reference(chunk, monkeypatch):
     from tests.stages import test_surfels as surfels
-    from tsplat.kernels import launch
+    from tsplat.kernels.compositing import tuning
 
     if chunk is not None:
-        monkeypatch.setattr(launch, "CHUNKS", {math.inf: chunk})
+        monkeypatch.setattr(tuning, "CHUNKS", {math.inf: chunk})
     scene = surfels.make(4, n=8, cameras=1, width=8, height=6)
     found = surfels.images_and_gradients(rasterization_2dgs, scene, surfels.NAMES, backend="triton", tile_size=8)
     expected = surfels.images_and_gradients(surfels.render_reference, scene, surfels.NAMES, tile_size=8)
@@ -63,9 +63,9 @@ def test_alphas_of_tiles_match_torch():
 
 
 def test_chunks_match_reference(monkeypatch):
-    from tsplat.kernels import launch
+    from tsplat.kernels.compositing import tuning
 
-    monkeypatch.setattr(launch, "CHUNKS", {math.inf: 2})
+    monkeypatch.setattr(tuning, "CHUNKS", {math.inf: 2})
     structure = scenes.Structure(n=8, cameras=1, width=8, height=6, size=6.0, seed=4)
     assert_run_exact(scenes.make(structure), backend="triton", tile_size=8)
 

@@ -56,12 +56,12 @@ def at_transmittance_min(side):
 @pytest.mark.parametrize("channels", [3, 16])
 @pytest.mark.parametrize("alphas", [at_alpha_min, at_opacity_min, at_alpha_max, at_transmittance_min])
 def test_compositing(alphas, channels, chunk, side, monkeypatch):
-    from tsplat.kernels import launch
+    from tsplat.kernels.compositing import tuning
 
     if chunk is not None:
-        monkeypatch.setattr(launch, "CPU_CHUNK", chunk)
-        monkeypatch.setattr(launch, "CHUNKS", {math.inf: chunk})
-        monkeypatch.setattr(launch, "AMD_CHUNKS", {math.inf: chunk})
+        monkeypatch.setattr(tuning, "CPU_CHUNK", chunk)
+        monkeypatch.setattr(tuning, "CHUNKS", {math.inf: chunk})
+        monkeypatch.setattr(tuning, "AMD_CHUNKS", {math.inf: chunk})
     alphas = torch.tensor(alphas(side), dtype=torch.float64)
     n = len(alphas)
     generator = torch.Generator().manual_seed(0)

@@ -119,10 +119,11 @@ def test_chunks_have_room_of_their_own(cut_lists, chunk):
 @pytest.mark.triton
 def test_lists_of_both_passes_over_features_have_room(monkeypatch):
     """On a GPU, few features and many are composited in parts of different sizes; here 4 and 13 of 2D Gaussians."""
-    from tsplat.kernels import compositing, launch
+    from tsplat.kernels import compositing
+    from tsplat.kernels.compositing import tuning
 
     def of_a_gpu(_tensor, _tile_size, _n_tiles, n_features):
-        return launch.PartShape(16, 8, 4) if n_features <= launch.FEATURES_HELD else launch.PartShape(8, 8, 8)
+        return tuning.PartShape(16, 8, 4) if n_features <= tuning.FEATURES_HELD else tuning.PartShape(8, 8, 8)
 
     monkeypatch.setattr(compositing, "part_shape", of_a_gpu)
     scene = make(scenes.Structure(n=60, cameras=1, channels=12, width=40, height=36, size=6.0, seed=4))

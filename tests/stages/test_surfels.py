@@ -39,8 +39,7 @@ pytest.importorskip("triton")
 from benchmarks import static_cost
 from benchmarks.launches import recorded
 from tsplat import kernels
-from tsplat.kernels import launch
-from tsplat.kernels.compositing import part_lists
+from tsplat.kernels.compositing import part_lists, tuning
 
 SCENES = int(os.environ.get("TSPLAT_SURFEL_SCENES", "8"))
 IMAGES = ["colors", "alphas", "normals", "surf_normals", "distort", "median"]
@@ -403,7 +402,7 @@ def test_fp32_on_a_gpu_is_close_to_fp64(target):
 @pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])
 def test_chunks_on_a_gpu_are_close_to_fp64(target, monkeypatch):
     for name in ("CHUNKS", "AMD_CHUNKS"):
-        monkeypatch.setattr(launch, name, {math.inf: 4})
+        monkeypatch.setattr(tuning, name, {math.inf: 4})
     with tsplat_emulated(target):
         _assert_close_to_fp64("triton", dict(n=20, width=16, height=12))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import set_absgrad
+from ..config import FEATURES_MIN
 from ..data import (
     CompositingSettings,
     GaussianMajor,
@@ -28,9 +29,8 @@ from ..runtime.backend import launchers
 from ..runtime.bundles import flatten, restore, split, structure
 from .inputs import contiguous
 
-WALKED_MAX = 15
-"""Most features composited one by one, as distortion, normals and hits need; more are composited by matrix products.
-One less than ``FEATURES_MIN`` of ``kernels/launch.py``, which needs Triton."""
+WALKED_MAX = FEATURES_MIN - 1
+"""Most features composited one by one, as distortion, normals and hits need; more are composited by matrix products."""
 
 
 class _Inputs(NamedTuple):

@@ -17,7 +17,7 @@ import triton  # noqa: E402
 
 from tsplat.kernels import compositing  # noqa: E402
 from tsplat.kernels.compositing.footprints import FOOTPRINTS  # noqa: E402
-from tsplat.kernels.launch import PartShape  # noqa: E402
+from tsplat.kernels.compositing.tuning import PartShape  # noqa: E402
 
 pytestmark = pytest.mark.triton
 

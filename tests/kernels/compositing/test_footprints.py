@@ -20,7 +20,8 @@ tl = pytest.importorskip("triton.language")
 
 import triton  # noqa: E402
 
-from tsplat.kernels import compositing, launch  # noqa: E402
+from tsplat.kernels import compositing  # noqa: E402
+from tsplat.kernels.compositing import tuning  # noqa: E402
 from tsplat.kernels.compositing.footprints import FOOTPRINTS, Footprint  # noqa: E402
 
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -110,7 +111,7 @@ def _composite(inputs, v_colors, v_alphas, chunk, patch):
     means, radii, opacities, colors, backgrounds = (tensor.detach() for tensor in inputs)
     patch.setitem(FOOTPRINTS, "disc", DISC)
     for name, lengths in (("CPU_CHUNK", chunk), ("CHUNKS", {math.inf: chunk}), ("AMD_CHUNKS", {math.inf: chunk})):
-        patch.setattr(launch, name, lengths)
+        patch.setattr(tuning, name, lengths)
     settings = CompositingSettings(CameraSettings(WIDTH, HEIGHT), 8, 32, True, PRESETS["gsplat-1.5"], "triton", "disc")
     grid = TileGrid.cover(1, WIDTH, HEIGHT, 8)
     offsets = torch.arange(grid.n_tiles + 1, dtype=torch.int32) * N

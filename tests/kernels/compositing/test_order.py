@@ -11,15 +11,15 @@ from tests.support.closeness import assert_same_bits, run
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("banded", [False, True])
 def test_order_of_tiles_does_not_change_bits(banded, gpu, monkeypatch):
-    from tsplat.kernels import compositing, launch
-    from tsplat.kernels.compositing import part_lists, slots
+    from tsplat.kernels import compositing
+    from tsplat.kernels.compositing import part_lists, slots, tuning
 
     if gpu:  # lists are cut and ordered as on a GPU, and each part has a program of its own
         for module in (part_lists, slots):
             monkeypatch.setattr(module, "is_compiled_for_cpu", lambda tensor: False)
-        monkeypatch.setattr(compositing, "part_shape", lambda *_: launch.PartShape(4, 2, 2))
+        monkeypatch.setattr(compositing, "part_shape", lambda *_: tuning.PartShape(4, 2, 2))
     scene = scenes.make(scenes.Structure(n=10, cameras=2, width=12, height=11, size=2.0, seed=3), torch.float32)
-    monkeypatch.setattr(launch, "LENGTH_STEP", 1)
+    monkeypatch.setattr(tuning, "LENGTH_STEP", 1)
     original = compositing.list_parts
     runs = [[]]
 
@@ -36,7 +36,7 @@ def test_order_of_tiles_does_not_change_bits(banded, gpu, monkeypatch):
         _, meta = run(scene, backend="triton", tile_size=4, absgrad=True, render_mode="RGB+D", **budget)
         budget["memory_budget"] = meta["memory"]["peak_bytes"] // 2
     for resident in (0, 10**6):
-        monkeypatch.setattr(launch, "RESIDENT", resident)
+        monkeypatch.setattr(tuning, "RESIDENT", resident)
         runs.append([])
         result, meta = run(scene, backend="triton", tile_size=4, absgrad=True, render_mode="RGB+D", **budget)
         assert (meta["memory"]["bands"] > 1) == banded

@@ -61,8 +61,8 @@ def _intersections(splats, first_tile, lengths, seed, key_bias=None):
 def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT, unread=0):
     from tsplat.kernels.compositing import part_lists
     from tsplat.kernels.compositing.records import pack_records
+    from tsplat.kernels.compositing.tuning import PartShape
     from tsplat.kernels.compositing.walk_steps import BandTask
-    from tsplat.kernels.launch import PartShape
 
     settings, shape = _settings(grid.tile_size), PartShape(width, height, chunk)
     records = pack_records(splats, settings)
@@ -283,12 +283,11 @@ def test_chunks_cover_long_lists(chunk, unread):
 
 
 def test_the_longest_lists_come_first_on_a_gpu(monkeypatch):
-    from tsplat.kernels import launch
-    from tsplat.kernels.compositing import part_lists
+    from tsplat.kernels.compositing import part_lists, tuning
 
-    monkeypatch.setattr(launch, "RESIDENT", 9)
-    monkeypatch.setattr(launch, "LENGTH_STEP", 5)
-    monkeypatch.setattr(launch, "LENGTH_STEPS_MAX", 4)
+    monkeypatch.setattr(tuning, "RESIDENT", 9)
+    monkeypatch.setattr(tuning, "LENGTH_STEP", 5)
+    monkeypatch.setattr(tuning, "LENGTH_STEPS_MAX", 4)
     monkeypatch.setattr(part_lists, "is_compiled_for_cpu", lambda tensor: False)
     grid = TileGrid.cover(1, WIDTH, HEIGHT, 8)
     for counts in ([60, 0, 5, 40, 1], [60, 0, 5, 40]):
@@ -305,7 +304,7 @@ def test_the_longest_lists_come_first_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 4), (16, 16, 4), (16, 8, 4), (16, 8, 8)])
 def test_parts_do_not_change_the_bits_of_images(tile_size, width, height, monkeypatch):
     from tsplat.kernels import compositing
-    from tsplat.kernels.launch import PartShape
+    from tsplat.kernels.compositing.tuning import PartShape
 
     splats = _splats(150, 9)
     n = splats.opacities.numel()

@@ -10,7 +10,7 @@ from emulator.package import tsplat_emulated
 from tests.emulator.targets import needs_emulator
 from tests.support import scenes
 from tests.support.closeness import assert_run_fp32
-from tsplat.kernels import launch
+from tsplat.kernels.compositing import tuning
 from tsplat.kernels.compositing.pixel_sums import SUMS_MAX, column_of_lane, fold
 
 pytestmark = needs_emulator
@@ -46,7 +46,7 @@ def test_folded_gradients_match_reference(width, height, chunk, monkeypatch):
     """Parts of one to four blocks of 32 pixels."""
     from tsplat.kernels import compositing
 
-    shape = launch.PartShape(width, height, chunk)
+    shape = tuning.PartShape(width, height, chunk)
     monkeypatch.setattr(compositing, "part_shape", lambda *arguments: shape)
     scene = scenes.make(scenes.Structure(n=14, cameras=1, width=21, height=13, size=4.0, seed=3), torch.float32)
     with tsplat_emulated("cuda:80"):

@@ -104,9 +104,10 @@ def test_lists_that_are_cut_match_reference(channels, cut_lists):
 def test_several_blocks_of_pixels_match_torch_backend(monkeypatch):
     """Programs of GPUs have parts of several blocks of 32 pixels."""
     from emulator.package import tsplat_emulated
-    from tsplat.kernels import compositing, launch
+    from tsplat.kernels import compositing
+    from tsplat.kernels.compositing import tuning
 
-    monkeypatch.setattr(compositing, "part_shape", lambda *arguments: launch.PartShape(8, 8, 1024))
+    monkeypatch.setattr(compositing, "part_shape", lambda *arguments: tuning.PartShape(8, 8, 1024))
     results = []
     for backend, dtype in (("triton", torch.float32), ("torch", torch.float64), ("torch", torch.float32)):
         inputs = {name: tensor.to(dtype) for name, tensor in splats(n=14).items()}

@@ -51,16 +51,18 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
 and `composite_forward`; then `slots`, `composite_backward`, and `slots` again. From 16 channels on, `features_forward`
 and `features_backward`, with `matrices`, take the place of the walks. `walk_steps` has what all walks share,
 `pixel_sums` the sums over the pixels of a part, `rays` those of pixels and their gradients, `beams` what bounds the
-rays of a part, `distortion` that of a feature, and `footprints` the math of a splat. `kernels/scans.py` keeps lists
-within memory that was allocated before they were counted, and `alphas` finds who contributes to a pixel.
+rays of a part, `distortion` that of a feature, and `footprints` the math of a splat. `tuning` chooses parts, chunks and
+compiler options for a device. `kernels/scans.py` keeps lists within memory that was allocated before they were counted,
+and `alphas` finds who contributes to a pixel.
 """
 
 import torch
 from torch import Tensor
 
+from ...config import FEATURES_MIN
 from ...data import CompositingSettings, Intersections, PartLists, Rays, RenderBuffers, SplatGradients, Splats, TileGrid
 from .. import launch
-from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_shape
+from ..launch import is_compiled_for_cpu
 from .alphas import tile_alphas
 from .chunks import chunk_products, combine_chunks, combine_rays
 from .composite_backward import walk_bwd
@@ -71,6 +73,7 @@ from .footprints import FOOTPRINTS
 from .part_lists import list_parts
 from .records import pack_records
 from .slots import assign_slots, sum_slots
+from .tuning import part_shape
 from .walk_steps import BandTask, Chunks, FinalPixels, ImageGradients, Ranges
 
 __all__ = [

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from ...data import PartLists, Rays, RenderBuffers
 from ..device_math import constant
-from ..launch import Int, kernel, programs, walk_options
+from ..launch import Int, kernel, programs
 from .records import load_record
+from .tuning import walk_options
 from .walk_steps import (
     OPACITY_VALUES,
+    STEP,
     BandTask,
     Chunks,
     PartGrid,
@@ -30,9 +32,6 @@ CHANNELS = 8
 
 COMBINED = 4
 """Chunks of a list that are loaded at once, before they are added."""
-
-STEP = 16
-"""Gaussians between two checks whether all pixels of a part have stopped."""
 
 
 @kernel

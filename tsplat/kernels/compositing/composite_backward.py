@@ -6,12 +6,13 @@ from torch import Tensor
 
 from ...data import Rays, Splats
 from ..device_math import element, load_tuple, prefetch, where
-from ..launch import approximate, kernel, walk_options
+from ..launch import approximate, kernel
 from .distortion import begin_distortion, distortion_of_chunks
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .records import load_record
 from .slots import Layer, PartSlots
+from .tuning import walk_options
 from .walk_steps import (
     NO_RAYS,
     OPACITY_VALUES,

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ...data import CompositingSettings, Rays, RenderBuffers, Splats
 from ..device_math import prefetch
-from ..launch import Int, kernel, programs, walk_options
-from .chunks import STEP
+from ..launch import Int, kernel, programs
 from .distortion import add_distortion, store_medians
 from .records import load_record, pack_records
+from .tuning import walk_options
 from .walk_steps import (
     OPACITY_VALUES,
+    STEP,
     BandTask,
     Chunks,
     PartGrid,

@@ -10,12 +10,14 @@ import triton.language as tl
 from einops import rearrange
 from torch import Tensor
 
+from ...config import FEATURES_MIN
 from ...data import Rays, Splats
 from ..device_math import constant, load_tuple
-from ..launch import FEATURES_MIN, Int, group_options, kernel
+from ..launch import Int, kernel
 from .matrices import GROUP, Products, kth, lanes_last, load_features, product, set_kth
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .slots import Layer, PartSlots
+from .tuning import group_options
 from .walk_steps import (
     NO_RAYS,
     BandTask,

@@ -3,10 +3,12 @@
 import triton.language as tl
 from torch import Tensor
 
+from ...config import FEATURES_MIN
 from ...data import Rays, RenderBuffers, Splats
 from ..device_math import constant, load_tuple
-from ..launch import FEATURES_MIN, Int, group_options, kernel, programs
+from ..launch import Int, kernel, programs
 from .matrices import GROUP, Products, load_features, product, set_kth
+from .tuning import group_options
 from .walk_steps import (
     OPACITY_VALUES,
     BandTask,

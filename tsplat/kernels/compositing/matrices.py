@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...config import ALPHA_MIN, TRANSMITTANCE_MIN
+from ...config import ALPHA_MIN, FEATURES_MIN, TRANSMITTANCE_MIN
 from ...data import Splats
-from ..launch import FEATURES_MIN, approximate
+from ..launch import approximate
 from .footprints import Footprint
 from .walk_steps import BandTask, Part
 

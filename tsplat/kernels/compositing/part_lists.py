@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ...config import ALPHA_MIN, Capacities
 from ...data import NO_LIMIT, Intersections, Limit, PartLists
-from .. import launch
 from ..device_math import popcount, search_starts
 from ..launch import UNREAD_MAX, Int, approximate, has_ptx, is_compiled_for_cpu, kernel
 from ..scans import prefix_sums
+from . import tuning
 from .beams import find_beams, load_box, load_frame
 from .records import load_record
 from .walk_steps import OPACITY_VALUES, BandTask
@@ -244,10 +244,10 @@ def list_parts(records: Tensor, band: BandTask, n_features: int, has_walk_ends: 
         return PartLists(0, flatten_ids, offsets, walk_ends=torch.zeros_like(offsets[1:]) if has_walk_ends else None)
     bitmasks, bit_counts = _part_bits(records, band) if band.parts_per_tile > 1 else (None, None)
     counts, n_lists, offsets_known = None, band.parts_per_tile * band.n_tiles, bitmasks is None
-    launch_order = launch.part_order(band.parts_per_tile, offsets) if is_compiled_for_cpu(records) else None
+    launch_order = tuning.part_order(band.parts_per_tile, offsets) if is_compiled_for_cpu(records) else None
     if n > CUT * chunk:
         offsets, counts, length_steps = _list_sizes(offsets, bitmasks, bit_counts, band)
-        launch_order = launch_order if length_steps is None else launch.order_by_length(length_steps)
+        launch_order = launch_order if length_steps is None else tuning.order_by_length(length_steps)
         offsets_known = True
     elif bitmasks is not None:
         offsets = offsets.new_empty(n_lists + 1)
@@ -387,7 +387,7 @@ def _list_sizes(
     n_lists, chunk = band.parts_per_tile * band.n_tiles, band.shape.chunk
     offsets = isect_offsets if bitmasks is None else isect_offsets.new_empty(n_lists + 1)
     counts, length_steps = isect_offsets.new_empty(n_lists + 2), None
-    if n_lists > launch.RESIDENT and not is_compiled_for_cpu(isect_offsets):
+    if n_lists > tuning.RESIDENT and not is_compiled_for_cpu(isect_offsets):
         length_steps = torch.empty(n_lists, dtype=torch.int16, device=isect_offsets.device)
     _list_sizes_kernel.launch_elementwise(
         n_lists + 1,
@@ -403,8 +403,8 @@ def _list_sizes(
         n_tiles=band.n_tiles,
         CHUNK=chunk,
         UNCUT_MAX=int(CUT * chunk),
-        LENGTH_STEP=launch.LENGTH_STEP,
-        LENGTH_STEPS_MAX=launch.LENGTH_STEPS_MAX,
+        LENGTH_STEP=tuning.LENGTH_STEP,
+        LENGTH_STEPS_MAX=tuning.LENGTH_STEPS_MAX,
         PTX=has_ptx(isect_offsets),
     )
     return offsets, counts, length_steps

@@ -24,10 +24,11 @@ from torch import Tensor
 from ...data import GaussianMajor, Intersections, PartLists, SplatGradients, Splats
 from .. import launch
 from ..device_math import load_tuple, store_tuple
-from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, longest_first, programs
+from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, programs
 from ..scans import prefix_sums
 from .footprints.ellipse import LARGE
 from .part_lists import BLOCK, PADDING, entry_indices, list_values, number_of_entries, store_padding, tile_keys
+from .tuning import longest_first
 from .walk_steps import BandTask, Entries, load_entry_slots
 
 LN_2 = tl.constexpr(math.log(2.0))

@@ -14,14 +14,18 @@ from torch import Tensor
 from ...config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ...data import CompositingSettings, Intersections, PartLists, Rays, Splats, TileGrid
 from ..device_math import constant, exp2, reciprocal
-from ..launch import PartShape, approximate, is_amd, prefetch_distance, walk_unroll
+from ..launch import approximate, is_amd, prefetch_distance
 from .distortion import distortion_vjp
 from .footprints import FOOTPRINTS, Footprint, find_footprint
 from .rays import has_ray, load_rays
+from .tuning import PartShape, walk_unroll
 
 OPACITY_VALUES = tl.constexpr(2)
 """Values of a record after those of its footprint: log2(opacity), and the opacity clamped to alpha_max. Features may
 follow."""
+
+STEP = 16
+"""Gaussians between two checks whether all pixels of a part have stopped."""
 
 
 class Ranges(NamedTuple):

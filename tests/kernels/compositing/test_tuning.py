@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-launch = pytest.importorskip("tsplat.kernels.launch", reason="needs Triton")
+tuning = pytest.importorskip("tsplat.kernels.compositing.tuning", reason="needs Triton")
 
 
 def test_longest_first_sorts_by_length(monkeypatch):
-    monkeypatch.setattr(launch, "RESIDENT", 3)
-    monkeypatch.setattr(launch, "LENGTH_STEP", 10)
+    monkeypatch.setattr(tuning, "RESIDENT", 3)
+    monkeypatch.setattr(tuning, "LENGTH_STEP", 10)
 
     def order(lengths):
-        return launch.longest_first(torch.tensor([0, *lengths]).cumsum(0))
+        return tuning.longest_first(torch.tensor([0, *lengths]).cumsum(0))
 
     # Tiles whose lengths differ by less than a step keep their order.
     assert order([5, 31, 0, 200, 39, 9, 10]).tolist() == [3, 1, 4, 6, 0, 2, 5]
