@@ -111,27 +111,43 @@ class Graphed:
             self._cache.clear()
 
 
+class _GraphEntry(CacheEntry):
+    """Remembers as well where graphs read tensors.
+
+    Attributes:
+        addresses: Of each tensor; None for those that are copied.
+    """
+
+    def __init__(self, is_replayable: bool) -> None:
+        super().__init__(is_replayable)
+        self.addresses: list[int | None] = []
+
+
 class _GraphCache(ReplayCache):
     """The captured passes of calls."""
+
+    entry_type = _GraphEntry
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function, ENTRIES_MAX)
         self._has_warned = False
 
-    def _modes(self, tensors: list[Tensor]) -> list[Any]:
-        stream = torch.cuda.current_stream(tensors[0].device).cuda_stream if tensors and tensors[0].is_cuda else 0
-        return [*super()._modes(tensors), stream]  # as memory of graphs is ordered on one stream only
+    def _modes(self) -> list[Any]:
+        # That of the current GPU, on which calls are replayed.
+        stream = torch.cuda.current_stream().cuda_stream if torch.cuda.is_initialized() else 0
+        return [*super()._modes(), stream]  # as memory of graphs is ordered on one stream only
 
-    def _render_first(self, entry: CacheEntry, arguments: dict[str, Any], tensors: list[Tensor]) -> Any:
-        entry.addresses = _addresses(tensors)
-        return super()._render_first(entry, arguments, tensors)
+    def _render_first(self, entry: _GraphEntry, arguments: dict[str, Any]) -> Any:
+        entry.addresses = _addresses(_tensors(arguments))
+        return super()._render_first(entry, arguments)
 
     def _observe_gradients(self, entry: CacheEntry, images: tuple[Tensor | None, ...]) -> None:
         """Gradients are copied to the memory of graphs, whatever their strides."""
 
-    def _runner(self, entry: CacheEntry, arguments: dict[str, Any], tensors: list[Tensor]) -> Runner | None:
+    def _runner(self, entry: _GraphEntry, arguments: dict[str, Any]) -> Runner | None:
         """Returns the runner of an entry. Its passes are captured again if what they read in place has moved, which is
         copied from then on."""
+        tensors = _tensors(arguments)
         addresses = [old if old == new else None for old, new in zip(entry.addresses, _addresses(tensors), strict=True)]
         if entry.runner is not None and addresses == entry.addresses:
             return entry.runner
@@ -151,6 +167,11 @@ class _GraphCache(ReplayCache):
             self._has_warned = True
             return None
         return entry.runner
+
+
+def _tensors(arguments: dict[str, Any]) -> list[Tensor]:
+    """Returns the tensors among arguments, in their order."""
+    return [value for value in arguments.values() if isinstance(value, Tensor)]
 
 
 def _addresses(tensors: list[Tensor]) -> list[int | None]:

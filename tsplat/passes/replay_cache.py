@@ -84,7 +84,6 @@ class CacheEntry:
         min_capacities: Those of the last trace, which were too small; the next one has no less. None at first.
         v_strides: Strides of the gradients of images that the first call got, by their numbers; of others C order.
         runner: Runs their passes; None before they are traced.
-        addresses: Where graphs read each tensor; None for those that are copied.
     """
 
     def __init__(self, is_replayable: bool) -> None:
@@ -94,7 +93,6 @@ class CacheEntry:
         self.min_capacities: Capacities | None = None
         self.v_strides: dict[int, tuple[int, ...]] = {}
         self.runner: Runner | None = None
-        self.addresses: list[int | None] = []
 
 
 class ReplayCache:
@@ -104,6 +102,9 @@ class ReplayCache:
         function: Runs the stages.
         entries_max: How many entries it has; by default :data:`ENTRIES_MAX`.
     """
+
+    entry_type: type[CacheEntry] = CacheEntry
+    """The class of its entries."""
 
     def __init__(self, function: Callable[..., Any], entries_max: int | None = None) -> None:
         self._function, self._entries_max = function, entries_max
@@ -151,17 +152,17 @@ class ReplayCache:
         specialized = specializations(tensors) if tensors else None
         if specialized is None:
             return None
-        key += specialized + self._modes(tensors)
+        key += specialized + self._modes()
         entry = self._entries.get(tuple(key)) or self._add(
-            tuple(key), CacheEntry(not any(unsupported("passes", arguments)))
+            tuple(key), self.entry_type(not any(unsupported("passes", arguments)))
         )
         entry.last_used = next(self._calls)
         if not entry.is_replayable:
             return None
         if entry.capacities is None:
-            return self._render_first(entry, arguments, tensors)
+            return self._render_first(entry, arguments)
         try:
-            runner = self._runner(entry, arguments, tensors)
+            runner = self._runner(entry, arguments)
             if runner is None:
                 return None
             call = ReplayedCall(runner, tensors)
@@ -180,17 +181,18 @@ class ReplayCache:
             return None
         return call.results()
 
-    def _modes(self, _tensors: list[Tensor]) -> list[Any]:
+    def _modes(self) -> list[Any]:
         """Returns what passes depend on besides arguments."""
         return [
             torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
         ]  # fmt: skip
 
-    def _runner(self, entry: CacheEntry, arguments: dict[str, Any], _tensors: list[Tensor]) -> Runner | None:
+    def _runner(self, entry: Any, arguments: dict[str, Any]) -> Runner | None:
         """Returns the runner of an entry, which is traced if it was not; None if that fails."""
         if entry.runner is None and (traced := self._trace(entry, arguments)) is not None:
             entry.runner = ReplayRunner(traced)
-        return entry.runner
+        runner: Runner | None = entry.runner
+        return runner
 
     def _add(self, key: Hashable, entry: CacheEntry) -> CacheEntry:
         with self._lock:
@@ -199,9 +201,9 @@ class ReplayCache:
             self._entries[key] = entry
         return entry
 
-    def _render_first(self, entry: CacheEntry, arguments: dict[str, Any], tensors: list[Tensor]) -> Any:
+    def _render_first(self, entry: Any, arguments: dict[str, Any]) -> Any:
         """Renders by the stages, and learns how many intersections there are."""
-        rendered, device = self._function(**arguments), tensors[0].device
+        rendered, device = self._function(**arguments), arguments["means"].device
         meta = rendered[-1].source
         entry.options, capacity = meta.options, meta.options.capacity
         by_kernels = launchers(device, entry.options.backend).__name__ == "tsplat.kernels"

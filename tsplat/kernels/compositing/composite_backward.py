@@ -33,16 +33,15 @@ from .walk_steps import (
 
 
 @triton.jit
-def _begin(entry_range, pixels, program, final, v_images, backgrounds, ranges, chunks, part_grid, WALK: tl.constexpr):
-    """Loads the state of the pixels of a block behind the entries of a program.
+def _begin_pixels(pixels, final, v_images, backgrounds, part_grid, WALK: tl.constexpr):
+    """Loads the state of the pixels of a block behind all Gaussians.
 
     Returns:
-        T; ``behind``; the gradients of features; the entry behind the last one that was added; the state of
-        ``distortion``, or ().
+        T; ``behind``; the gradients of features; the state of ``distortion``, or ().
     """
     FEATURES: tl.constexpr = WALK.FEATURES
     VALUES: tl.constexpr = FEATURES + WALK.DISTORTION
-    image, inside, pixel, part_pixel = pixels.image, pixels.inside, pixels.index, pixels.part_index
+    image, inside, pixel = pixels.image, pixels.inside, pixels.index
     v_image = v_images.colors + image * v_images.image_stride
     v_pixel = v_image + (pixel - image * part_grid.height * part_grid.width) * v_images.pixel_stride
     transmittance = tl.load(final.transmittances + pixel, mask=inside, other=1.0)
@@ -50,7 +49,7 @@ def _begin(entry_range, pixels, program, final, v_images, backgrounds, ranges, c
     # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
     covered = transmittance < 1.0
     v_color = where(covered, v[:FEATURES])
-    # behind = v . background - v_alpha
+    # behind T_end: v . background - v_alpha
     behind = tl.zeros_like(transmittance)
     if v_images.alphas is not None:
         v_alpha = tl.load(v_images.alphas + pixel, mask=inside, other=0.0)
@@ -63,29 +62,37 @@ def _begin(entry_range, pixels, program, final, v_images, backgrounds, ranges, c
     if WALK.DISTORTION:
         v_distortion = tl.where(covered, v[FEATURES], 0.0)
         state = begin_distortion(final.depth_sums, pixel, inside, v_distortion, transmittance)
-    # behind T_end, plus v . color of the chunks behind, over T behind this chunk
-    if ranges.chunk_lists is not None:
-        end_chunk = entry_range.end_chunk
-        if entry_range.is_chunk:
-            PIXELS: tl.constexpr = WALK.PART.WIDTH * WALK.PART.HEIGHT
-            behind *= transmittance
-            transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + part_pixel))
-            if WALK.DISTORTION:
-                z_behind = tl.zeros_like(behind)
-                distortion_behind = tl.zeros_like(behind)
-            for step in range(end_chunk - 1 - program):
-                later = chunks.colors + (end_chunk - 1 - step).to(tl.int64) * (VALUES * PIXELS) + part_pixel
-                for k in tl.static_range(FEATURES):
-                    behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), behind)
-                if WALK.DISTORTION:
-                    z_behind += tl.load(later + (FEATURES - 1) * PIXELS)
-                    distortion_behind += tl.load(later + FEATURES * PIXELS)
-            if WALK.DISTORTION:
-                state, added = distortion_of_chunks(state, z_behind, distortion_behind, transmittance)
-                behind += added
-            behind *= inverse_transmittance(transmittance, WALK.FAST)
-    last = tl.load(final.last_ids + pixel, mask=inside, other=0)
-    return transmittance, behind, v_color, last, state
+    return transmittance, behind, v_color, state
+
+
+@triton.jit
+def _add_chunks_behind(
+    transmittance, behind, v_color, state, chunks, program, end_chunk, part_pixel, WALK: tl.constexpr
+):  # fmt: skip
+    """Returns T, ``behind`` and the state of ``distortion`` of pixels behind a chunk, from those behind all Gaussians.
+
+    behind = (behind T_end + v . color of the chunks behind) / T behind this chunk
+    """
+    FEATURES: tl.constexpr = WALK.FEATURES
+    VALUES: tl.constexpr = FEATURES + WALK.DISTORTION
+    PIXELS: tl.constexpr = WALK.PART.WIDTH * WALK.PART.HEIGHT
+    behind *= transmittance
+    transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + part_pixel))
+    if WALK.DISTORTION:
+        z_behind = tl.zeros_like(behind)
+        distortion_behind = tl.zeros_like(behind)
+    for step in range(end_chunk - 1 - program):
+        later = chunks.colors + (end_chunk - 1 - step).to(tl.int64) * (VALUES * PIXELS) + part_pixel
+        for k in tl.static_range(FEATURES):
+            behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), behind)
+        if WALK.DISTORTION:
+            z_behind += tl.load(later + (FEATURES - 1) * PIXELS)
+            distortion_behind += tl.load(later + FEATURES * PIXELS)
+    if WALK.DISTORTION:
+        state, added = distortion_of_chunks(state, z_behind, distortion_behind, transmittance)
+        behind += added
+    behind *= inverse_transmittance(transmittance, WALK.FAST)
+    return transmittance, behind, state
 
 
 @triton.jit
@@ -209,9 +216,18 @@ def _composite_bwd_kernel(
         end = 0
         for block in tl.static_range(BLOCKS):
             pixels = part_pixels(index, block, part_grid, rays, PART, BLOCK_HEIGHT, dtype)
-            block_t, block_behind, v_color, block_last, state = _begin(
-                entry_range, pixels, program, final, v_images, backgrounds, ranges, chunks, part_grid, WALK
-            )
+            block_t, block_behind, v_color, state = _begin_pixels(
+                pixels, final, v_images, backgrounds, part_grid, WALK
+            )  # fmt: skip
+            if ranges.chunk_lists is not None:
+                end_chunk = entry_range.end_chunk
+                if entry_range.is_chunk:
+                    block_t, block_behind, state_of_chunk = _add_chunks_behind(
+                        block_t, block_behind, v_color, state, chunks, program, end_chunk, pixels.part_index, WALK
+                    )
+                    if WALK.DISTORTION:
+                        state = state_of_chunk
+            block_last = tl.load(final.last_ids + pixels.index, mask=pixels.inside, other=0)
             if HAS_CARRY:
                 block_t, block_behind, state = _load_state(layer.carry, pixels.inside, pixels.index, state)
             centers = centers + (pixels.position,)

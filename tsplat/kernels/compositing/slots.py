@@ -208,6 +208,75 @@ def _span_sum_kernel(
         tl.store(address, total, mask=remaining > 1)
 
 
+@triton.jit
+def _sum_small(total, v_slots, first_slot, n_slots, column, WIDTH: tl.constexpr, UNROLL: tl.constexpr):
+    """Adds the slots of each Gaussian to its total, one after the other."""
+    address = v_slots + first_slot.to(tl.int64) * WIDTH + column
+    for base in range(0, tl.max(n_slots), UNROLL):
+        for k in tl.static_range(UNROLL):
+            total += tl.load(address + (base + k) * WIDTH, mask=base + k < n_slots, other=0.0)
+    return total
+
+
+@triton.jit
+def _sum_large(
+    total, v_slots, slot_starts, first_span, n_spans, start, column, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
+    SPANS_SUMMED: tl.constexpr,
+):  # fmt: skip
+    """Adds the sums of spans to the total of each Gaussian, one after the other.
+
+    Args:
+        first_span, n_spans: Of each Gaussian.
+        start: The first slot of its first span.
+        SPANS_SUMMED: Whether the first slot of a span has its sum.
+    """
+    if SPANS_SUMMED:
+        for base in range(0, tl.max(n_spans), UNROLL):
+            for k in tl.static_range(UNROLL):
+                in_range = base + k < n_spans
+                end = tl.load(slot_starts + first_span + base + k + 1, mask=in_range, other=0)
+                total += tl.load(
+                    v_slots + start.to(tl.int64) * WIDTH + column, mask=in_range & (start < end), other=0.0
+                )
+                start = end
+    else:
+        for span in range(tl.max(n_spans)):
+            end = tl.load(slot_starts + first_span + span + 1, mask=span < n_spans, other=0)
+            n_slots = tl.where(span < n_spans, end - start, 0)
+            total += _sum_small(tl.zeros_like(total), v_slots, start, n_slots, column, WIDTH, UNROLL)
+            start = end
+    return total
+
+
+@triton.jit
+def _finish_rows(
+    total, first_position, n_rows, rows, shapes, opacities, v_splats, FOOTPRINT: tl.constexpr,
+    COLUMNS: tl.constexpr, FINISH_LANES: tl.constexpr,
+):  # fmt: skip
+    """Makes gradients of mean, shape and opacity of the sums of a footprint, one lane per Gaussian.
+
+    Args:
+        total: [LANES], sums by Gaussian, then column.
+        first_position, n_rows: Position of the first Gaussian in depth order, and one past that of all programs.
+    """
+    LANES: tl.constexpr = total.shape[0]
+    GROUP: tl.constexpr = LANES // COLUMNS
+    SHAPE: tl.constexpr = FOOTPRINT.SHAPE
+    SUMS: tl.constexpr = FOOTPRINT.SUMS
+    position, sums = first_position + tl.arange(0, FINISH_LANES), ()
+    exists = (position < first_position + GROUP) & (position < n_rows)
+    for k in tl.static_range(SUMS):
+        lanes = tl.minimum(tl.arange(0, FINISH_LANES) * COLUMNS + k, LANES - 1)
+        sums = sums + (tl.gather(total, lanes, 0),)
+    row = tl.load(rows + position, mask=exists, other=0).to(tl.int64)
+    shape = load_tuple(shapes + row * SHAPE, 1, SHAPE, exists)
+    opacity = tl.load(opacities + row, mask=exists, other=1.0)
+    v_mean, v_shape, v_opacity = FOOTPRINT.finish(sums, shape, opacity)
+    store_tuple(v_splats.v_means2d + row * 2, 1, v_mean, exists)
+    store_tuple(v_splats.v_shapes + row * SHAPE, 1, v_shape, exists)
+    tl.store(v_splats.v_opacities + row, v_opacity, mask=exists)
+
+
 @kernel
 def _row_sum_kernel(
     v_slots,  # [slots, WIDTH]; if SPANS_SUMMED, each span's sum in its first slot for large Gaussians
@@ -229,7 +298,6 @@ def _row_sum_kernel(
     One lane per Gaussian and column; then FINISH_LANES lanes, one per Gaussian, for mean, shape and opacity.
     """
     GROUP: tl.constexpr = LANES // COLUMNS
-    SHAPE: tl.constexpr = FOOTPRINT.SHAPE
     SUMS: tl.constexpr = FOOTPRINT.SUMS
     SUMS_WIDTH: tl.constexpr = (WIDTH + 3) // 4 * 4
     program, lane = tl.program_id(0), tl.arange(0, LANES)
@@ -239,44 +307,29 @@ def _row_sum_kernel(
         group += tl.load(layer.first_positions + layer.number)
         n_rows = tl.load(layer.first_positions + layer.number + 1)
     if group < n_rows:  # a layer has fewer Gaussians than there are programs for
+        # The Gaussian and the column of each lane, its spans, and its slots.
         index = group + lane // COLUMNS
         column = program % blocks * COLUMNS + lane % COLUMNS
         mask = (lane < GROUP * COLUMNS) & (index < n_rows) & (column < WIDTH)
-        first = tl.load(span_starts + index, mask=mask, other=0)
-        last = tl.load(span_starts + index + 1, mask=mask, other=0)
+        first_span = tl.load(span_starts + index, mask=mask, other=0)
+        end_span = tl.load(span_starts + index + 1, mask=mask, other=0)
         row = tl.load(rows + index, mask=mask, other=0).to(tl.int64)
         is_large = tl.load(large + row, mask=mask, other=0) != 0
-        start = tl.load(slot_starts + first, mask=mask, other=0)
-        end = tl.load(slot_starts + last, mask=mask, other=0)
+        first_slot = tl.load(slot_starts + first_span, mask=mask, other=0)
+        end_slot = tl.load(slot_starts + end_span, mask=mask, other=0)
         total = tl.zeros([LANES], v_slots.dtype.element_ty)
         if ACCUMULATE:
             total = tl.load(v_splats.sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
-        length = tl.where(is_large, 0, end - start)
-        address = v_slots + start.to(tl.int64) * WIDTH + column
-        for base in range(0, tl.max(length), UNROLL):
-            for k in tl.static_range(UNROLL):
-                total += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
-        count = tl.where(is_large, last - first, 0)
-        if SPANS_SUMMED:
-            for base in range(0, tl.max(count), UNROLL):
-                for k in tl.static_range(UNROLL):
-                    in_range = base + k < count
-                    end = tl.load(slot_starts + first + base + k + 1, mask=in_range, other=0)
-                    total += tl.load(
-                        v_slots + start.to(tl.int64) * WIDTH + column, mask=in_range & (start < end), other=0.0
-                    )
-                    start = end
-        else:
-            for span in range(tl.max(count)):
-                end = tl.load(slot_starts + first + span + 1, mask=span < count, other=0)
-                length = tl.where(span < count, end - start, 0)
-                address = v_slots + start.to(tl.int64) * WIDTH + column
-                added = tl.zeros([LANES], total.dtype)
-                for base in range(0, tl.max(length), UNROLL):
-                    for k in tl.static_range(UNROLL):
-                        added += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
-                total += added
-                start = end
+
+        # total <- total + slots of a small Gaussian; total <- total + sums of the spans of a large one
+        n_slots = tl.where(is_large, 0, end_slot - first_slot)
+        total = _sum_small(total, v_slots, first_slot, n_slots, column, WIDTH, UNROLL)
+        n_spans = tl.where(is_large, end_span - first_span, 0)
+        total = _sum_large(
+            total, v_slots, slot_starts, first_span, n_spans, first_slot, column, WIDTH, UNROLL, SPANS_SUMMED
+        )
+
+        # Gradients of features are sums; so are those for absgrad, in base 2. The first columns are the footprint's.
         if v_splats.sums is not None:
             tl.store(v_splats.sums + row * SUMS_WIDTH + column, total, mask=mask)
         feature = column - SUMS
@@ -287,18 +340,7 @@ def _row_sum_kernel(
             axis = column - (WIDTH - 2)
             tl.store(v_splats.absgrad + row * 2 + axis, total * LN_2, mask=mask & (axis >= 0))
         if program % blocks == 0:
-            position, sums = group + tl.arange(0, FINISH_LANES), ()
-            exists = (position < group + GROUP) & (position < n_rows)
-            for k in tl.static_range(SUMS):
-                lanes = tl.minimum(tl.arange(0, FINISH_LANES) * COLUMNS + k, LANES - 1)
-                sums = sums + (tl.gather(total, lanes, 0),)
-            finished_row = tl.load(rows + position, mask=exists, other=0).to(tl.int64)
-            shape = load_tuple(shapes + finished_row * SHAPE, 1, SHAPE, exists)
-            opacity = tl.load(opacities + finished_row, mask=exists, other=1.0)
-            v_mean, v_shape, v_opacity = FOOTPRINT.finish(sums, shape, opacity)
-            store_tuple(v_splats.v_means2d + finished_row * 2, 1, v_mean, exists)
-            store_tuple(v_splats.v_shapes + finished_row * SHAPE, 1, v_shape, exists)
-            tl.store(v_splats.v_opacities + finished_row, v_opacity, mask=exists)
+            _finish_rows(total, group, n_rows, rows, shapes, opacities, v_splats, FOOTPRINT, COLUMNS, FINISH_LANES)
 
 
 class Layers(NamedTuple):
