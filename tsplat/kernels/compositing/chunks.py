@@ -11,7 +11,7 @@ from torch import Tensor
 from ...data import PartLists, Rays, RenderBuffers
 from ..device_math import constant
 from ..launch import Int, kernel, programs
-from .records import load_record
+from .records import first_record, next_record
 from .tuning import walk_options
 from .walk_steps import (
     OPACITY_VALUES,
@@ -58,24 +58,16 @@ def _transmittance_kernel(
     if program + 1 < entry_range.end_chunk:
         transmittance = tl.where(pixels.inside, 1.0, 0.0).to(dtype)
         ids += entry_range.start
-        record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.FAST)
-        next_row = tl.load(ids + begin + 1)
-        if WALK.FAST:
-            ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
+        record, row_behind, ahead = first_record(records, ids, begin, VALUES, WALK)
         done = begin
         alive = True
         while (done < end) & alive:
             stop = tl.minimum(done + STEP, end)
             for entry in tl.range(done, stop, loop_unroll_factor=UNROLL):
-                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
-                if WALK.FAST:
-                    next_row = tl.load(ahead)
-                    ahead += 1
-                else:
-                    next_row = tl.load(ids + entry + 2)
+                record_behind, row_behind, ahead = next_record(records, row_behind, ids, entry, ahead, VALUES, WALK)
                 alpha = alpha_at(record, pixels.position, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.FAST, WALK.AMD)[0]
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
-                record = next_record
+                record = record_behind
             done = stop
             # Where it is lower, pixels have stopped before the next chunk.
             highest = tl.max(transmittance)

@@ -11,7 +11,7 @@ from ...data import CompositingSettings, Rays, RenderBuffers, Splats
 from ..device_math import prefetch
 from ..launch import Int, kernel, programs
 from .distortion import add_distortion, store_medians
-from .records import load_record, pack_records
+from .records import first_record, next_record, pack_records
 from .tuning import walk_options
 from .walk_steps import (
     OPACITY_VALUES,
@@ -69,20 +69,12 @@ def _composite_fwd_kernel(
     alive = shown & (begin < end)
     ids += entry_range.start
     if alive:
-        record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.FAST)
-        next_row = tl.load(ids + begin + 1)
-        if WALK.FAST:
-            ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
+        record, row_behind, ahead = first_record(records, ids, begin, VALUES, WALK)
         done = begin
         while (done < end) & alive:
             stop = tl.minimum(done + STEP, end)
             for entry in tl.range(done, stop, loop_unroll_factor=UNROLL):
-                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
-                if WALK.FAST:
-                    next_row = tl.load(ahead)
-                    ahead += 1
-                else:
-                    next_row = tl.load(ids + entry + 2)
+                record_behind, row_behind, ahead = next_record(records, row_behind, ids, entry, ahead, VALUES, WALK)
                 if WALK.PREFETCH > 0:
                     row = tl.load(ids + tl.minimum(entry + WALK.PREFETCH, end - 1)).to(tl.int64)
                     prefetch(records + row * WALK.RECORD_WIDTH, VALUES)
@@ -102,7 +94,7 @@ def _composite_fwd_kernel(
                 color = blended
                 if images.last_ids is not None:
                     last = tl.where(added, entry + 1, last)
-                record = next_record
+                record = record_behind
             done = stop
             alive = tl.max(transmittance) > 0.0
     if ranges.chunk_lists is not None:

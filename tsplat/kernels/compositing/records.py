@@ -83,6 +83,37 @@ def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, FAST: t
         return load_tuple(pointer, 1, VALUES)
 
 
+@triton.jit
+def first_record(records, ids, begin, VALUES: tl.constexpr, WALK: tl.constexpr):
+    """Loads the record of the first entry of a walk, and the row of the second one.
+
+    Returns:
+        Both, and the pointer to the row of the third, or () if ``next_record`` does not take it.
+    """
+    record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.FAST)
+    row = tl.load(ids + begin + 1)
+    ahead = ()
+    if WALK.FAST:
+        ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
+    return record, row, ahead
+
+
+@triton.jit
+def next_record(records, row, ids, entry, ahead, VALUES: tl.constexpr, WALK: tl.constexpr):
+    """Loads the record of the row behind an entry, and the row behind that, while the entry is blended.
+
+    Returns:
+        Both, and the next pointer, see ``first_record``.
+    """
+    record = load_record(records, row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
+    if WALK.FAST:
+        row = tl.load(ahead)
+        ahead += 1
+    else:
+        row = tl.load(ids + entry + 2)
+    return record, row, ahead
+
+
 def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | None = None) -> Tensor:
     """Packs projected Gaussians with their colors and depths.
 
