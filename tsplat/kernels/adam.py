@@ -83,11 +83,13 @@ def _update(element, source, mask, tensors, constants):
     g = tl.load(gradient + source, mask=mask, other=0.0)
     m = _load_moment(exp_avg + element, mask)
     v = _load_moment(exp_avg_sq + element, mask)
+    # m <- m + (1 - beta1) (g - m);  v <- beta2 v + (1 - beta2) g^2
     m = m + (g - m) * one_minus_beta1
     v = v * beta2 + g * g * one_minus_beta2
     random_bits = _random_bits(element, step)  # unused, and not computed, unless moments are in bf16
     _store_moment(exp_avg + element, m, random_bits, mask)
     _store_moment(exp_avg_sq + element, v, random_bits >> 16, mask)
+    # p <- p - step_size m / (sqrt(v) / root_correction + eps)
     p = tl.load(parameter + element, mask=mask, other=0.0)
     tl.store(parameter + element, p - step_size * (m / (tl.sqrt(v) / root_correction + eps)), mask=mask)
 
@@ -148,9 +150,11 @@ def _adam_kernel(
     ROUNDS: tl.constexpr,  # blocks of a program
     PREFETCH: tl.constexpr, ON_CPU: tl.constexpr,
 ):  # fmt: skip
+    """Updates a section of a parameter of the table, and of its moments."""
     dtype = tl.float64 if FP64 else tl.float32
     moments_dtype = tl.uint16 if BF16 else dtype
     program = tl.program_id(0)
+    # The parameter of the program: the last one whose first program is not behind it.
     low = program * 0
     high = low + n_parameters
     for _ in range(search_steps):

@@ -82,8 +82,10 @@ def _l1_ssim_fwd_kernel(
     PLANAR: tl.constexpr,  # whether the strides of columns are 1
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Sums |x - y| and SSIM over a block of a channel plane, and stores the derivatives of SSIM."""
     dtype = maps.dtype.element_ty
     plane, rows, columns = _block(height, width, ROWS, COLUMNS)
+    # Windowed means of x, y, x^2, y^2 and xy, first along lines, then down columns.
     x, x_row, x_column = _plane(image, plane, n_channels, PLANAR)
     y, y_row, y_column = _plane(target, plane, n_channels, PLANAR)
     mean_x = tl.zeros([ROWS, COLUMNS], dtype)
@@ -124,6 +126,7 @@ def _l1_ssim_fwd_kernel(
     whole = inside
     if VALID:
         whole = (r >= RADIUS) & (r < height - RADIUS) & (c >= RADIUS) & (c < width - RADIUS)
+    # SSIM = luminance structure, and its derivatives with respect to the means of x, x^2 and xy
     d_luminance = mean_x * mean_x + mean_y * mean_y + C1
     d_structure = (mean_xx - mean_x * mean_x) + (mean_yy - mean_y * mean_y) + C2
     luminance = (2.0 * mean_x * mean_y + C1) / d_luminance
@@ -150,6 +153,7 @@ def _l1_ssim_means_kernel(
     n_programs: "Int", n_values: "Int", n_windows: "Int", ssim_weight: tl.float64,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Computes the loss (1 - w) L1 + w (1 - SSIM) from sums, in one program."""
     dtype = sums.dtype.element_ty
     l1 = tl.zeros([BLOCK], dtype)
     ssim = tl.zeros([BLOCK], dtype)
@@ -190,8 +194,10 @@ def _l1_ssim_bwd_kernel(
     n_windows: "Int", ssim_weight: tl.float64,
     PLANAR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Computes the gradient of the image over a block of a channel plane."""
     dtype = maps.dtype.element_ty
     plane, rows, columns = _block(height, width, ROWS, COLUMNS)
+    # The window, of the derivatives of SSIM.
     start = maps + plane * height * width
     by_mean = tl.zeros([ROWS, COLUMNS], dtype)
     by_square = by_mean
@@ -223,6 +229,7 @@ def _l1_ssim_bwd_kernel(
     a = tl.load(x + r * x_row + c * x_column, mask=inside, other=0.0).to(dtype)
     b = tl.load(y + r * y_row + c * y_column, mask=inside, other=0.0).to(dtype)
     sign = tl.where(a > b, 1.0, tl.where(a < b, -1.0, 0.0)).to(dtype)
+    # v = v_L1 sign(x - y) + v_SSIM (by_mean + 2 x by_square + y by_product)
     l1_scale = _scale(v_l1, v_loss, tl.full([], 1.0 - ssim_weight, dtype), size)
     ssim_scale = _scale(v_ssim, v_loss, tl.full([], -ssim_weight, dtype), n_windows)
     # Explicit, as contraction would depend on which gradients there are.

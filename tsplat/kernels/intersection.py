@@ -134,10 +134,12 @@ def _tile_rows_kernel(
     n: "Int", n_per_image: "Int", tile_height: "Int", begin: "Int", end: "Int",
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Finds the tile rows that each Gaussian meets within a band, and counts them. One lane per Gaussian."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = position < n
     row = tl.load(depth_order + position, mask=mask, other=0)
     ellipse = _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND)
+    # mean +- extent of the ellipse in y, in tile rows, cut off at those of the band
     top, bottom = ellipse.mean[1] - ellipse.extent_y, ellipse.mean[1] + ellipse.extent_y
     first, count = _tile_range(top, bottom, tile_height, TILE, conics is not None)
     if image_ids is not None:
@@ -169,6 +171,7 @@ def _tile_columns_kernel(
     n: "Int", n_spans: "Int", search_steps: "Int", tile_width: "Int",
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Finds the tile columns that each span meets, and counts them. One lane per span."""
     first_span = tl.program_id(0).to(tl.int64) * BLOCK
     span = first_span + tl.arange(0, BLOCK)
     tl.store(n_columns + span, span.to(tl.int32), mask=span == 0)
@@ -189,6 +192,7 @@ def _tile_columns_kernel(
             bottom = tl.minimum((tile_row * TILE + TILE - 1).to(mean[1].dtype) + 0.5 - mean[1], ellipse.extent_y)
             thick = det > 0.0
             a = tl.where(thick, c[0], 1.0)
+            # a dx^2 + 2 b dx dy + c dy^2 = level: dx = (-b dy +- sqrt(level a - det dy^2)) / a, between top and bottom
             # dy of the leftmost point of the ellipse; the rightmost point is its mirror image.
             skew = c[1] * tl.sqrt(level / tl.where(thick, c[2] * det, 1.0))
             dy_right = tl.minimum(tl.maximum(-skew, top), bottom)
@@ -226,6 +230,7 @@ def _tile_intersections_kernel(
     tile_width: "Int", n_tiles: "Int", key_bias: "Int", last_key: "Int",
     WRAPS: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Writes the tile and the row of each intersection, in Gaussian-major order. One lane per intersection."""
     first_index = tl.program_id(0).to(tl.int64) * BLOCK
     index = first_index + tl.arange(0, BLOCK)
     end = tl.load(isect_starts + n_spans)

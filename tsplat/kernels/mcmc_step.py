@@ -27,6 +27,7 @@ def _mcmc_noise_kernel(
     n: "Int", t: tl.float64, k: tl.float64,
     FP64: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Adds scaler sigmoid(k (t - o)) R diag(s)^2 R^T x to each mean. One lane per Gaussian."""
     dtype = tl.float64 if FP64 else tl.float32
     gaussian = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = gaussian < n
@@ -60,14 +61,17 @@ def _mcmc_regularization_kernel(
     n: "Int", opacity_factor: tl.float64, scale_factor: tl.float64,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Adds the gradients of means of opacities and of scales. One lane per Gaussian."""
     gaussian = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = gaussian < n
     if v_opacity_logits is not None:
+        # v <- v + factor o (1 - o), for o = sigmoid(logit)
         o = tl.sigmoid(tl.load(opacity_logits + gaussian, mask=mask, other=0.0))
         v = tl.load(v_opacity_logits + gaussian, mask=mask, other=0.0)
         v += tl.full([], opacity_factor, o.dtype) * (1.0 - o) * o
         tl.store(v_opacity_logits + gaussian, v, mask=mask)
     if v_log_scales is not None:
+        # v <- v + factor s, for s = exp(log_scale)
         for axis in tl.static_range(3):
             s = tl.exp(tl.load(log_scales + gaussian * 3 + axis, mask=mask, other=0.0))
             v = tl.load(v_log_scales + gaussian * 3 + axis, mask=mask, other=0.0)

@@ -28,6 +28,7 @@ def _visible_rows_kernel(
     n: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Marks rows that are visible, whose radius is not 0. One lane per row."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     radius = tl.load(radii + 2 * index, mask=index < n, other=0)
     tl.store(visible + index, (radius != 0).to(tl.int32), mask=index < n)

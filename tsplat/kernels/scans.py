@@ -48,6 +48,7 @@ def _prefix_sums_kernel(
     n: "Int", n_sections: "Int", is_first: "Int",
     SECTION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Sums a section of lengths if ``is_first``, and otherwise writes its prefix sums. One program per section."""
     section = tl.program_id(0).to(tl.int64)
     first = section * SECTION
     end = tl.minimum(first + SECTION, n)

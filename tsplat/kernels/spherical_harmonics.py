@@ -170,6 +170,7 @@ def _sh_fwd_kernel(
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", n_bases: "Int",
     DEGREE: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Evaluates c = sum over k of c_k Y_k(d), or max(c + 0.5, 0), of each row. One lane per row."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n_rows
     mask = inside
@@ -182,6 +183,7 @@ def _sh_fwd_kernel(
     gaussian = image // n_cameras * n_gaussians + dense_id % n_gaussians
     bits = tl.zeros([BLOCK], tl.int8)
     if not ON_CPU or tl.max(mask.to(tl.int32)) > 0:
+        # d = (mean - center) / |mean - center|;  Y_k(d)
         unit, _ = _direction(means, centers, gaussian, image, mask)
         basis = sh_basis(unit, DEGREE)
         # Three values alone are a fraction of a row.
@@ -218,6 +220,7 @@ def _sh_bwd_kernel(
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", n_bases: "Int", v_stride: "Int",
     DEGREE: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Computes gradients of means, centers and coefficients. One lane per Gaussian, which loops over cameras."""
     batch, block, n, gaussian, mask = gaussians_of_program(n_gaussians, BLOCK)
     N_BASES: tl.constexpr = (DEGREE + 1) * (DEGREE + 1)
     zero = tl.zeros([BLOCK], v_colors.dtype.element_ty)
@@ -245,6 +248,7 @@ def _sh_bwd_kernel(
                     tl.where(bits & 2 == 0, v_color[1], 0.0),
                     tl.where(bits & 4 == 0, v_color[2], 0.0),
                 )
+            # v_c_k <- v_c_k + Y_k v;  v_Y_k = c_k . v
             summed = ()
             v_basis = ()
             for k in tl.static_range(N_BASES):
@@ -260,6 +264,7 @@ def _sh_bwd_kernel(
                 c = (c[0].to(zero.dtype), c[1].to(zero.dtype), c[2].to(zero.dtype))
                 v_basis = v_basis + (dot(c, v_color),)
             v_coeff = summed
+            # v_mean = (v_d - (v_d . d) d) / |mean - center|, for the gradient v_d of the direction; v_center = -v_mean
             v_dir = where(visible, normalize_vjp(unit, inverse_norm, sh_basis_vjp(unit, v_basis, DEGREE)))
         v_mean = add(v_mean, v_dir)
         if v_centers is not None:

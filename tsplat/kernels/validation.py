@@ -122,6 +122,7 @@ def _valid_kernel(
     WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, SHN_WIDTH: tl.constexpr,
     EXTRA_WIDTH: tl.constexpr, EXTRA_PER_CAMERA: tl.constexpr, BY_INVERSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Marks valid Gaussians, replaces invalid cameras, and computes camera centers. One lane per Gaussian or camera."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if gaussians.means is not None:
         mask = index < n

@@ -28,12 +28,14 @@ def _alphas_kernel(
     FOOTPRINT: tl.constexpr, WIDTH: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, FAST: tl.constexpr,
     AMD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Computes alpha of each row at each pixel of a tile. One lane per (row, pixel)."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     line = index // width
     row = tl.load(rows + line // height, mask=mask, other=0).to(tl.int64)
     record = load_tuple(records + row * WIDTH, 1, FOOTPRINT.VALUES + OPACITY_VALUES, mask)
     pixel = (tl.load(x + index % width, mask=mask, other=0.0), tl.load(y + line % height, mask=mask, other=0.0))
+    # alpha = min(alpha_max, o exp(-sigma)), 0 below 1/255
     alpha, _ = alpha_at(record, pixel, FOOTPRINT, LOG2_ALPHA_MIN, FAST, AMD)
     tl.store(alphas + index, alpha, mask=mask)
 

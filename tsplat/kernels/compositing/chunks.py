@@ -66,6 +66,7 @@ def _transmittance_kernel(
             for entry in tl.range(done, stop, loop_unroll_factor=UNROLL):
                 record_behind, row_behind, ahead = next_record(records, row_behind, ids, entry, ahead, VALUES, WALK)
                 alpha = alpha_at(record, pixels.position, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.FAST, WALK.AMD)[0]
+                # T <- T - alpha T
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = record_behind
             done = stop
@@ -102,6 +103,7 @@ def _combine_kernel(
     first_chunk = tl.load(ranges.chunk_starts + index)
     end_chunk = tl.load(ranges.chunk_starts + index + 1)
     if (program == first_chunk) & (program < end_chunk):
+        # A negative T means that the pixel has stopped.
         transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
         last = tl.zeros([HEIGHT, WIDTH], tl.int32)
         color = (tl.zeros([HEIGHT, WIDTH], dtype),) * CHANNELS
@@ -130,6 +132,7 @@ def _combine_kernel(
                 for k in tl.static_range(CHANNELS):
                     address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + part_pixel
                     added = added + (tl.load(chunks.colors + address, mask=exists),)
+            # T <- T behind the chunk;  C <- C + what the chunk adds, unless the pixel has stopped before
             for n in tl.static_range(COMBINED):
                 exists = base + n < end_chunk
                 alive = (transmittance > 0.0) & exists
@@ -151,6 +154,7 @@ def _combine_kernel(
                 if DISTORTION:
                     z_in_front += tl.where(alive, z_added[n], 0.0)
                     median = tl.where(alive & (median_added[n] >= 0), median_added[n], median)
+        # C + T background
         transmittance = tl.abs(transmittance)
         for k in tl.static_range(CHANNELS):
             value = color[k]
@@ -187,6 +191,7 @@ def _combine_rays_kernel(
     end_chunk = tl.load(ranges.chunk_starts + index + 1)
     if (program == tl.load(ranges.chunk_starts + index)) & (program < end_chunk):
         pixels_per_image = part_grid.width.to(tl.int64) * part_grid.height
+        # v_rays = sum of v_rays of chunks
         for k in tl.static_range(6):
             total = tl.zeros([HEIGHT, WIDTH], dtype)
             for chunk in range(program, end_chunk):

@@ -206,6 +206,7 @@ def _composite_bwd_kernel(
             n_lists = part_grid.n_tiles * ((PART.TILE // PART.WIDTH) * (PART.TILE // PART.HEIGHT))
             entry_start = layer.entry_starts + layer.number.to(tl.int64) * n_lists + index
             begin, range_end = tl.load(entry_start), tl.load(entry_start + n_lists)
+        # The state of the pixels of each block: T and behind, at the end of the part's entries.
         centers = ()
         transmittance = ()
         behind = ()
@@ -265,11 +266,13 @@ def _composite_bwd_kernel(
                     later_row, later_slot = load_entry(entries, later, WALK.FAST)
                     prefetch(records + later_row.to(tl.int64) * WALK.RECORD_WIDTH, VALUES)
                     prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
+                # T <- T / (1 - alpha);  behind <- behind + alpha (v . c - behind);  sums of g and of w v
                 transmittance, behind, states, v_pixels, sums, feature_sums, local = _step(
                     record, entry, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD, WALK
                 )
                 _store(out, sums, feature_sums, local, is_first, FOLD, PARTS_PER_PROGRAM, WALK)
                 record = next_record
+        # The state in front of the entries, for the layer there; then the gradients of rays.
         if layer.entry_starts is not None:
             if layer.number > 0:
                 for block in tl.static_range(BLOCKS):

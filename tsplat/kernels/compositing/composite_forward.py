@@ -45,6 +45,7 @@ def _composite_fwd_kernel(
     background_stride: "Int", stride: "Int",
     STEP: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
+    """Walks the lists of parts front to back, and stores pixels, or what chunks add to them."""
     PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
@@ -56,6 +57,8 @@ def _composite_fwd_kernel(
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     ADDED: tl.constexpr = FEATURES + WALK.DISTORTION
     UNROLL: tl.constexpr = WALK.UNROLL
+    # The entries and pixels of the program, and T in front of the entries.
+    # A negative T means that the pixel has stopped.
     program = tl.program_id(0)
     entry_range, pixels, shown, transmittance = begin_forward(
         program, ranges, masks, chunks.products, part_grid, rays, PART, WALK.TRANSMITTANCE_MIN, dtype
@@ -78,9 +81,12 @@ def _composite_fwd_kernel(
                 if WALK.PREFETCH > 0:
                     row = tl.load(ids + tl.minimum(entry + WALK.PREFETCH, end - 1)).to(tl.int64)
                     prefetch(records + row * WALK.RECORD_WIDTH, VALUES)
+                # alpha_i = min(alpha_max, o exp(-sigma)), 0 below 1/255
                 alpha, local = alpha_at(record, center, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.FAST, WALK.AMD)
+                # w = alpha T;  T <- T (1 - alpha)
                 front = transmittance
                 weight, added, transmittance = absorb(front, alpha, WALK.TRANSMITTANCE_MIN, WALK.AMD)
+                # C <- C + w c
                 features = FOOTPRINT.features(record, local, center, FIRST, FEATURES, FOOTPRINT)
                 blended = ()
                 for k in tl.static_range(FEATURES):
@@ -97,12 +103,14 @@ def _composite_fwd_kernel(
                 record = record_behind
             done = stop
             alive = tl.max(transmittance) > 0.0
+    # Of a chunk, C and T behind it.
     if ranges.chunk_lists is not None:
         if entry_range.is_chunk:
             chunk = program.to(tl.int64)
             store_chunk(chunks, chunk, pixels.part_index, transmittance, last, None, PIXELS)
             for k in tl.static_range(ADDED):
                 tl.store(chunks.colors + (chunk * stride + k) * PIXELS + pixels.part_index, color[k])
+    # Of a whole list, the pixels: C + T background.
     is_whole = entry_range.first_chunk == entry_range.end_chunk
     inside = pixels.inside & is_whole
     transmittance = tl.abs(transmittance)

@@ -128,6 +128,7 @@ def _features_bwd_kernel(
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
         image, inside, pixel = pixels.image, pixels.inside, pixels.index
+        # behind T_end: v . background - v_alpha
         transmittance = tl.load(final.transmittances + pixel, mask=inside, other=1.0)
         behind = tl.zeros_like(transmittance)
         if v_render_alphas is not None:
@@ -138,6 +139,7 @@ def _features_bwd_kernel(
                 background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
                 v = tl.load(v_part + block * PIXELS * CHANNELS)
                 behind += tl.reshape(tl.sum(v * background, 1), [HEIGHT, WIDTH])
+        # Of a chunk: (behind T_end + v . color of the chunks behind) / T behind this chunk
         if ranges.chunk_lists is not None:
             if entry_range.is_chunk:
                 behind *= transmittance
@@ -164,6 +166,7 @@ def _features_bwd_kernel(
             in_range = entry >= begin
             rows = load_entry_rows(entries, list_values, tl.maximum(entry, begin)).to(tl.int64)
             out = v_slots + load_entry_slots(entries, list_values, tl.maximum(entry, begin)) * slot_width
+            # v . c of all pixels and Gaussians: V F^T, block by block
             v_dot_c = tl.zeros([PIXELS, GROUP], dtype)
             for block in range(blocks):
                 channel = block * CHANNELS + channels
@@ -177,6 +180,8 @@ def _features_bwd_kernel(
             e = FOOTPRINT.log2_alpha(record, local)
             kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (entry[:, None, None] < last[None])
             alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.FAST), 0.0)
+            # w and g of each Gaussian, one after the other:
+            # T <- T / (1 - alpha);  w = alpha T;  g = w (v . c - behind);  behind <- behind + alpha (v . c - behind)
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             for k in tl.static_range(GROUP):
@@ -188,6 +193,7 @@ def _features_bwd_kernel(
                 g = set_kth(g, k, tl.where(e_k <= constant(PRODUCTS.LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
             if rays.v_per_pixel is not None:
                 v_pixels = add_pixel_gradients(v_pixels, record, g, local, FOOTPRINT, GROUPED=True)
+            # Sums over pixels: of the footprint, of slopes, and of features, W^T V
             sums = ()
             added = FOOTPRINT.add_gradients(sums, g, local)
             for k in tl.static_range(len(added)):

@@ -66,9 +66,11 @@ def _features_fwd_kernel(
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
     first_channel = channel_group * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
     ids += entry_range.start
-    alive = shown  # Triton 3.7 cannot compile the loop for a GPU if this comes first.
+    # The last of what the loop changes: Triton 3.7 cannot compile the loop for a GPU if this comes first.
+    alive = shown
     done = begin
     while (done < end) & alive:
+        # w of each Gaussian of the group, one after the other: alpha as in walks, w = alpha T;  T <- T (1 - alpha)
         # Past the end, repeats the last row with weight 0: other rows may hold NaN.
         rows = tl.load(ids + tl.minimum(done + tl.arange(0, GROUP), end - 1)).to(tl.int64)
         weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
@@ -82,6 +84,7 @@ def _features_fwd_kernel(
             weights = set_kth(weights, k, tl.where(added, weight, 0.0))
             if images.last_ids is not None:
                 last = tl.where(added, tl.minimum(done + k + 1, end), last)
+        # C <- C + W F, for the weights W [PIXELS, GROUP] and the features F [GROUP, CHANNELS]
         weights = tl.trans(tl.reshape(weights, [GROUP, PIXELS]))
         blended = ()
         for block in tl.static_range(BLOCKS):
@@ -91,7 +94,8 @@ def _features_fwd_kernel(
         color = blended
         done += GROUP
         alive = tl.max(transmittance) > 0.0
-    # Recomputed: addresses kept during the walk would occupy registers.
+    # The range and the coordinates are computed again, as addresses that are kept during the walk would occupy
+    # registers. Adding min(done, 0), which is 0, keeps the compiler from merging both computations into one.
     program += tl.minimum(done, 0)
     entry_range = load_range(program, ranges, PART.CHUNK)
     pixels = part_coordinates(entry_range.list_index, 0, part_grid, PART, HEIGHT)
@@ -106,6 +110,7 @@ def _features_fwd_kernel(
                 channel = first_channel + block * CHANNELS
                 address = (chunk * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
                 tl.store(chunks.colors + address, color[block], mask=channel < n_features)
+    # C + T background
     is_whole = entry_range.first_chunk == entry_range.end_chunk
     inside = pixels.inside & is_whole
     transmittance = tl.abs(transmittance)

@@ -44,6 +44,7 @@ def _pack_kernel(
     FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Writes records: values of the footprint, log2(o), min(o, alpha_max), and features. One lane per row."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
     mean = load_tuple(means2d + row * 2, 1, 2, mask)

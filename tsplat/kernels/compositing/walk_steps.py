@@ -314,9 +314,11 @@ def begin_forward(
     shown = True
     if masks is not None:
         shown = tl.load(masks + (part_grid.first_tile + index % part_grid.n_tiles)) != 0
+    # A negative T means that the pixel has stopped.
     transmittance = tl.where(has_ray(pixels.position, pixels.inside), 1.0, -1.0).to(dtype)
     if products is not None:
         if entry_range.is_chunk & shown:
+            # T <- T times the product of 1 - alpha over each chunk in front
             for earlier in range(entry_range.first_chunk, program):
                 address = products + tl.cast(earlier, tl.int64) * (PART.WIDTH * PART.HEIGHT) + pixels.part_index
                 transmittance *= tl.load(address)
@@ -425,6 +427,7 @@ def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr, AMD: tl.conste
 
     A pixel adds all until it stops, if only with alpha 0. Then it keeps T, with a negative sign; if AMD, weights are 0.
     """
+    # w = alpha T;  T <- T - alpha T
     weight = alpha * transmittance
     # Rounded once: subtracting the weight would lose digits near alpha = 1. Unlike a minus, a factor of -1 is free.
     after = tl.fma(alpha, transmittance * -1.0, transmittance)
@@ -453,8 +456,10 @@ def absorb_vjp(transmittance, alpha, behind, v_dot_c, FAST: tl.constexpr):
     Returns:
         T and ``behind`` in front of the Gaussian, its weight, and alpha dL/d alpha.
     """
+    # T <- T / (1 - alpha);  w = alpha T
     transmittance = transmittance * reciprocal(1.0 - alpha, FAST)
     weight = alpha * transmittance
+    # behind <- behind + alpha (v . c - behind);  g = w (v . c - behind)
     difference = v_dot_c - behind
     return transmittance, tl.fma(alpha, difference, behind), weight, weight * difference
 
@@ -478,6 +483,7 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry,
         front = transmittance * reciprocal(1.0 - alpha, WALK.FAST)
         z = features[len(v_color) - 1]
         state, v_color, of_distortion = distortion_vjp(state, v_color, z, alpha * front, front, transmittance)
+    # v . c
     v_weight = v_color[0] * features[0]
     for k in tl.static_range(1, len(v_color)):
         v_weight = tl.fma(v_color[k], features[k], v_weight)

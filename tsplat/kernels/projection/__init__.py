@@ -45,6 +45,7 @@ def _projection_fwd_kernel(
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
     PROJECTOR: tl.constexpr, CONSTANTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Projects a Gaussian by a camera, and culls it. One lane per row."""
     # The Gaussian and the image of each row.
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -117,6 +118,7 @@ def _projection_bwd_kernel(
     eps2d: tl.float64,
     PROJECTOR: tl.constexpr, CONSTANTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Computes gradients of Gaussians and sums of those of cameras. One lane per Gaussian, which loops over cameras."""
     SHAPE: tl.constexpr = PROJECTOR.SHAPE
     GRADIENTS: tl.constexpr = PROJECTOR.GRADIENTS
     batch, block, n, gaussian_id, mask = gaussians_of_program(n_gaussians, BLOCK)
@@ -162,6 +164,7 @@ def _projection_bwd_kernel(
             v_mean2d=v_mean2d, v_depth=v_depth, v_shape=v_shape, v_normal=v_normal, v_opacity=v_row_opacity,
             v_compensation=v_rho,
         )  # fmt: skip
+        # Those of the Gaussian and of the camera, and whether they are finite.
         v_inputs = PROJECTOR.vjp(
             gaussian, camera, given_opacity, screen, v_row, sums.lens is not None, sums.shutter is not None, CONSTANTS
         )
@@ -187,6 +190,7 @@ def _projection_bwd_kernel(
             for k in tl.static_range(PATH_GRADIENTS):
                 tl.store(sums.shutter + place * PATH_VALUES + k, tl.sum(tl.where(visible, v_inputs.v_path[k], 0.0)))
 
+    # Gradients of quaternion and scales from those of the covariance or the axes, summed over cameras.
     v_quat, v_scale, v_covar = PROJECTOR.finish(gaussians, gaussian_id, mask, gaussian, total)
     outgoing = size_of(total[:3] + v_quat + v_scale + v_covar) + tl.abs(v_opacity)
     kept = seen & (finite(outgoing) | (is_clean == 0))
