@@ -87,6 +87,7 @@ MODULES = {
         "config",
         "data",
         "functional",
+        "kernels_torch",
         "output_maps",
         "precision",
         "runtime",

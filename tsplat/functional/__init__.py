@@ -1,7 +1,7 @@
 """The steps of the pipeline as functions with gsplat's names and signatures, for code that calls them one by one.
 
 ``rasterization`` calls none of them. They check their arguments, and then call what it calls, of ``stages/``.
-``quat_scale_to_covar_preci``, projections of given covariances and ``contributions.py`` are in PyTorch.
+``quat_scale_to_covar_preci`` is in PyTorch.
 """
 
 from .compositing import rasterize_to_pixels, rasterize_to_pixels_2dgs, rasterize_to_pixels_eval3d

@@ -34,7 +34,6 @@ from ..stages.eval3d import camera_rays, check_rays, given_rays, ray_footprint, 
 from ..stages.inputs import check_scene, flatten_batch, flatten_batches
 from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, name_of
 from ..stages.surfel_pixels import composite_surfels, with_screen_gradient
-from .contributions import Contributions
 from .tile_lists import TileLists
 
 
@@ -332,14 +331,6 @@ class RayInputs(NamedTuple):
             images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * self.behind], -1)
         rendered = (images.reshape(*size, -1), alphas.view(*size, 1))
         return (*rendered, maps["normals"].reshape(*size, 3)) if self.settings.normals else rendered
-
-    def contributions(self) -> Contributions:
-        """Returns the contributions of the Gaussians to all pixels."""
-        masks, n_images, (intersections,) = self.arranged
-        lists, device = self.lists, self.splats.means2d.device
-        n_pixels = n_images * lists.height * lists.width
-        places = torch.arange(n_pixels, device=device).view(n_images, lists.height, lists.width)
-        return Contributions(self.splats, intersections, self.settings, places, lists.size, self.rays, masks)
 
 
 def ray_inputs(

@@ -25,8 +25,7 @@ from ..config import (
 from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..errors import ArgumentError
 from ..formulas.rotations import rotation_matrices
-from ..kernels_torch.lenses import LENSES
-from ..precision import in_full_precision, matrix_product
+from ..precision import in_full_precision
 from ..runtime.compilation import eager, with_plain_tensors
 from ..stages.inputs import check_scene, flatten_batches, in_dtype
 from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, name_of
@@ -313,32 +312,6 @@ def _project(
     outputs = (projected.radii, projected.means2d, projected.depths, projected.shapes, last)
     shapes: tuple[tuple[int, ...], ...] = ((2,), (2,), (), shape, own)
     return *ids, *(None if t is None else t.view(*leading, *own) for t, own in zip(outputs, shapes))
-
-
-@in_full_precision
-def project_covariances(
-    means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int, camera_model: CameraModel
-) -> tuple[Tensor, Tensor]:
-    """Projects Gaussians of the camera frame, without blur and culling, in PyTorch.
-
-    Args:
-        means, covars: [..., C, N, 3] and [..., C, N, 3, 3], camera frame.
-        Ks: [..., C, 3, 3]. Not differentiable.
-        width, height, camera_model: As in :func:`tsplat.rasterization`.
-
-    Returns:
-        Means [..., C, N, 2] in pixels and covariances [..., C, N, 2, 2] in pixels^2, in at least fp32. Differentiable
-        with respect to means and covars.
-    """
-    dtype = compute_dtype(means, covars, Ks)
-    means, covars, Ks = means.to(dtype), covars.to(dtype), Ks.to(dtype)
-    fx, fy, cx, cy = (Ks[..., i, j, None].detach() for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
-    x, y, z = means.unbind(-1)
-    *mean2d, row0, row1 = LENSES[camera_model].project_with_jacobian((x, y, z), (fx, fy, cx, cy), width, height)
-    zero = torch.zeros_like(x)
-    rows = (torch.stack([zero if entry is None else entry + zero for entry in row], -1) for row in (row0, row1))
-    jacobian = torch.stack(list(rows), -2)  # [..., C, N, 2, 3]
-    return torch.stack(mean2d, -1), matrix_product(matrix_product(jacobian, covars), jacobian.mT)
 
 
 @in_full_precision

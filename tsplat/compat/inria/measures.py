@@ -5,10 +5,10 @@ from torch import Tensor
 
 from ...config import PRESETS
 from ...data import Splats
-from ...functional.contributions import Contributions
 from ...functional.tile_lists import TileLists
 from ...output_maps import DISTORTIONS, MEDIANS
 from ...stages.compositing import composite
+from ..contributions import Contributions
 
 FARTHEST = 15.0
 """The median depth of pixels where transmittance stays above 0.5, in the rasterizer of Dynamic 3D Gaussians."""

@@ -1,11 +1,12 @@
 """Gaussians in the frame of a camera, and on its image plane, in plain PyTorch."""
 
+import torch
 from torch import Tensor
 
 from .... import ShapeError
 from ....arguments import check_tensor, compute_dtype
 from ....config import CameraModel
-from ....functional.projection import project_covariances
+from ....kernels_torch.lenses import LENSES
 from ....precision import in_full_precision, matrix_product
 from ....stages.lens_models import check_camera_model
 
@@ -38,6 +39,7 @@ def world_to_cam(means: Tensor, covars: Tensor, viewmats: Tensor) -> tuple[Tenso
     return means_c, covars_c
 
 
+@in_full_precision
 def proj(
     means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int, camera_model: CameraModel = "pinhole"
 ) -> tuple[Tensor, Tensor]:
@@ -68,7 +70,15 @@ def proj(
     check_tensor("means", means, [*cameras, n, 3], "[..., C, N, 3]")
     check_tensor("covars", covars, [*cameras, n, 3, 3], "[..., C, N, 3, 3] as means")
     check_tensor("Ks", Ks, [*cameras, 3, 3], "[..., C, 3, 3] with the leading dimensions of means")
-    return project_covariances(means, covars, Ks, width, height, camera_model)
+    dtype = compute_dtype(means, covars, Ks)
+    means, covars, Ks = means.to(dtype), covars.to(dtype), Ks.to(dtype)
+    fx, fy, cx, cy = (Ks[..., i, j, None].detach() for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    x, y, z = means.unbind(-1)
+    *mean2d, row0, row1 = LENSES[camera_model].project_with_jacobian((x, y, z), (fx, fy, cx, cy), width, height)
+    zero = torch.zeros_like(x)
+    rows = (torch.stack([zero if entry is None else entry + zero for entry in row], -1) for row in (row0, row1))
+    jacobian = torch.stack(list(rows), -2)  # [..., C, N, 2, 3]
+    return torch.stack(mean2d, -1), matrix_product(matrix_product(jacobian, covars), jacobian.mT)
 
 
 def persp_proj(means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,9 @@ from torch import Tensor
 from .... import ArgumentError
 from ....arguments import check_ids, check_size, check_tensor, compute_dtype, to_int
 from ....config import DEFAULT_NUMERICS
-from ....functional.contributions import Contributions
 from ....runtime.compilation import with_plain_tensors
 from ....runtime.memory import check_images
+from ...contributions import Contributions
 from ._tile_lists import check_splats, dense_contributions
 
 

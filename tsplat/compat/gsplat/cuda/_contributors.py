@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ....arguments import INTEGERS, check_numerics, check_size, check_tensor
 from ....config import NumericsName
-from ....functional.contributions import Contributions
 from ....runtime.compilation import with_plain_tensors
+from ...contributions import Contributions
 from ._sparse_pixels import SparseLayout
 from ._tile_lists import Projected, check_splats, contributions, dense_contributions
 

@@ -8,8 +8,8 @@ from .... import ShapeError
 from ....arguments import check_devices, check_tensor, check_tile_lists, compute_dtype
 from ....config import Numerics
 from ....data import Splats
-from ....functional.contributions import Contributions
 from ....functional.tile_lists import TileLists
+from ...contributions import Contributions
 
 Projected = tuple[Tensor, Tensor, Tensor]
 """Means, conics (or ray transforms of surfels) and opacities."""

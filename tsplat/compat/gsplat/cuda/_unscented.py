@@ -11,6 +11,7 @@ from ....arguments import check_bool
 from ....functional.compositing import RayInputs, ray_inputs
 from ....runtime.compilation import eager, with_plain_tensors
 from ....stages.options import check_renderer_config
+from ...contributions import Contributions
 from ._distortion import UnscentedTransformParameters
 from ._range_images import ElementTiles, element_inputs, project_to_angles
 
@@ -139,7 +140,7 @@ def rasterize_to_pixels_eval3d_extra(
     last_ids = sample_counts = None
     if finds_last or counts:
         with torch.no_grad():
-            contributions = inputs.contributions()
+            contributions = Contributions.along_rays(inputs)
             last_ids = contributions.find_last() if finds_last else None
             sample_counts = contributions.count()[0] if counts else None
         if tiles is not None:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ..config import Numerics
 from ..data import CompositingSettings, Intersections, Rays, Splats
+from ..functional.compositing import RayInputs
+from ..functional.tile_lists import TileLists
 from ..kernels_torch.compositing import (
     Block,
     locate_rows,
@@ -27,7 +29,6 @@ from ..kernels_torch.compositing import (
     walk,
 )
 from ..runtime.backend import launchers
-from .tile_lists import TileLists
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,6 +75,15 @@ class Contributions:
             places[chosen] = torch.arange(len(chosen), device=device)
         settings = lists.settings(numerics, "auto", footprint=footprint)
         return cls(splats, intersections, settings, places.view(size), shape)
+
+    @classmethod
+    def along_rays(cls, inputs: RayInputs) -> Contributions:
+        """Returns the contributions to all pixels of Gaussians that are evaluated along rays."""
+        masks, n_images, (intersections,) = inputs.arranged
+        lists, device = inputs.lists, inputs.splats.means2d.device
+        n_pixels = n_images * lists.height * lists.width
+        places = torch.arange(n_pixels, device=device).view(n_images, lists.height, lists.width)
+        return cls(inputs.splats, intersections, inputs.settings, places, lists.size, inputs.rays, masks)
 
     def count(self) -> tuple[Tensor, Tensor]:
         """Counts the contributors of each pixel, int32, and computes the rendered alphas. [P] each"""
