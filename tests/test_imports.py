@@ -86,6 +86,7 @@ MODULES = {
         "arguments",
         "config",
         "data",
+        "formulas",
         "functional",
         "kernels_torch",
         "output_maps",

@@ -354,13 +354,14 @@ def _render_reference(call: Call) -> Rendering:
     from .reference import rasterize
 
     o, settings, camera = call.options, call.settings, call.settings.projection.camera
-    tensors: dict[str, Any] = dict(
+    given = dict(
         means=call.means, quats=call.quats, scales=call.scales, opacities=call.opacities, colors=call.all_colors(),
         covars=call.covars, backgrounds=call.backgrounds, extra_signals=call.extra_signals, rays=call.rays,
         **call.cameras._asdict(),
     )  # fmt: skip
+    tensors: dict[str, Any] = {name: None if t is None else t.to(call.dtype) for name, t in given.items()}
     rendered = rasterize(
-        **{name: None if tensor is None else tensor.to(call.dtype) for name, tensor in tensors.items()},
+        **tensors,
         width=camera.width, height=camera.height, near_plane=o.near_plane, far_plane=o.far_plane,
         radius_clip=o.radius_clip, eps2d=o.eps2d, sh_degree=o.sh_degree, render_mode=o.render_mode,
         rasterize_mode=o.rasterize_mode, camera_model=o.camera_model, numerics=settings.numerics,

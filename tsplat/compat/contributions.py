@@ -17,13 +17,13 @@ from torch import Tensor
 
 from ..config import Numerics
 from ..data import CompositingSettings, Intersections, Rays, Splats
+from ..formulas.pixel_centers import pixel_centers
 from ..functional.compositing import RayInputs
 from ..functional.tile_lists import TileLists
 from ..kernels_torch.compositing import (
     Block,
     locate_rows,
     pack_records,
-    pixel_centers,
     tile_pixels,
     tiles,
     walk,
@@ -157,7 +157,8 @@ class Contributions:
     ) -> Iterator[tuple[int, Tensor, Tensor, Iterator[Block]]]:
         """Iterates over tiles: where its list starts, places of the chosen pixels, which of its pixels they are, and
         blocks of its list."""
-        x, y = pixel_centers(self.settings, self.splats.means2d)
+        camera = self.settings.camera
+        x, y = pixel_centers(camera.width, camera.height, self.splats.means2d)
         if self.rays is None:
             find_alphas = launchers(self.places.device).tile_alphas(self.splats, self.settings)
         else:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from .pixel_centers import pixel_centers
+
 
 def points_of(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, *, z_depth: bool = True) -> Tensor:
     """Computes points [..., H, W, 3] from depths [..., H, W, 1], z of the camera frame or distances from the camera.
@@ -12,8 +14,7 @@ def points_of(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, *, z_depth: bool 
         Ks: [..., 3, 3]; skew is not read.
     """
     height, width = depths.shape[-3:-1]
-    columns = torch.arange(width, dtype=Ks.dtype, device=depths.device) + 0.5
-    rows = torch.arange(height, dtype=Ks.dtype, device=depths.device) + 0.5
+    columns, rows = pixel_centers(width, height, Ks)
     fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
     x = ((columns - cx) / fx)[..., None, :, None]  # [..., 1, W, 1]
     y = ((rows - cy) / fy)[..., :, None, None]  # [..., H, 1, 1]

@@ -19,6 +19,7 @@ from ..arguments import (
 from ..config import Backend, CameraSettings, Numerics
 from ..data import CompositingSettings, Intersections, Rays, Splats
 from ..errors import ArgumentError, ShapeError
+from ..formulas.pixel_centers import pixel_centers
 from ..output_maps import Output
 from ..runtime.memory import INTERSECTIONS_MAX, check_images
 from ..stages.compositing import composite
@@ -139,7 +140,7 @@ class TileLists(NamedTuple):
         if not bool((offset.abs() <= 0.5).all()):
             most = float(offset.abs().max())
             raise ArgumentError(f"subpixel_offset: expected offsets of at most 0.5 pixels, found {most:g}")
-        y, x = (torch.arange(n, dtype=dtype, device=offset.device) + 0.5 for n in (self.height, self.width))
+        x, y = pixel_centers(self.width, self.height, offset)
         positions = torch.ones_like(offset[:, None, :, :, 0]).repeat(1, 3, 1, 1)
         positions[:, 0] = x + offset[..., 0]
         positions[:, 1] = y[:, None] + offset[..., 1]

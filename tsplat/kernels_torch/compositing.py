@@ -29,6 +29,7 @@ from ..data import (
     Splats,
     TileGrid,
 )
+from ..formulas.pixel_centers import pixel_centers
 from .distortion import Behind, InFront
 from .footprints import FOOTPRINTS, Local, Pixels
 
@@ -161,7 +162,7 @@ def composite_fwd(
     means2d, channels, footprint = splats.means2d, splats.n_features, FOOTPRINTS[settings.footprint]
     records, features = pack_records(splats, settings), _Features(splats)
     shown = None if masks is None else masks.flatten().tolist()
-    centers = pixel_centers(settings, means2d)
+    centers = pixel_centers(settings.camera.width, settings.camera.height, means2d)
     for tile in tiles(intersections, len(buffers.colors), settings, shown):
         here = (tile.image, *tile.pixels)
         shape = buffers.transmittances[here].shape
@@ -216,7 +217,7 @@ def composite_bwd(
     assert gaussian_major is not None
     means2d, channels, footprint = splats.means2d, splats.n_features, FOOTPRINTS[settings.footprint]
     records, features = pack_records(splats, settings), _Features(splats)
-    centers = pixel_centers(settings, means2d)
+    centers = pixel_centers(settings.camera.width, settings.camera.height, means2d)
     v_slots = means2d.new_zeros(flatten_ids.numel(), _sum_columns(channels, settings))
     for tile in tiles(intersections, len(v_render_colors), settings, None):
         here = (tile.image, *tile.pixels)
@@ -315,13 +316,6 @@ def _sum_slots(v_slots: Tensor, gaussian_major: GaussianMajor, sums: Tensor) -> 
     for k in range(int(counts.max()) if counts.numel() else 0):
         positions = (counts > k).nonzero().squeeze(1)
         sums[gaussian_major.rows[positions]] += span_sums[starts[positions] + k]
-
-
-def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns x [W] and y [H] of pixel centers, in the dtype and on the device of a tensor."""
-    sizes = (settings.camera.width, settings.camera.height)
-    xs, ys = (torch.arange(size, dtype=like.dtype, device=like.device) + 0.5 for size in sizes)
-    return xs, ys
 
 
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, settings: CompositingSettings) -> int:

@@ -134,7 +134,8 @@ class _GraphCache(ReplayCache):
 
     def _modes(self) -> list[Any]:
         # That of the current GPU, on which calls are replayed.
-        stream = torch.cuda.current_stream().cuda_stream if torch.cuda.is_initialized() else 0
+        is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        stream = torch.cuda.current_stream().cuda_stream if is_used else 0
         return [*super()._modes(), stream]  # as memory of graphs is ordered on one stream only
 
     def _render_first(self, entry: _GraphEntry, arguments: dict[str, Any]) -> Any:

@@ -184,7 +184,7 @@ class _ForwardTrace(NamedTuple):
     n_images: int
     in_meta: dict[str, int]
     values: dict[str, Any]
-    meta_inputs: MetaInputs
+    meta_inputs: Any
     needed: Tensor
 
 

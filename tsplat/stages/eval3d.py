@@ -16,6 +16,7 @@ from ..arguments import check_tensor
 from ..config import CameraSettings, Numerics
 from ..data import Cameras, CompositingSettings, Gaussians3D, ProjectedGaussians, Rays
 from ..errors import ShapeError
+from ..formulas.pixel_centers import pixel_centers
 from ..formulas.rotations import rotation_rows
 from ..kernels_torch.lens_pixels import unproject
 from ..kernels_torch.lenses import LENSES
@@ -60,19 +61,13 @@ def camera_rays(cameras: Cameras, settings: CameraSettings, *, unit: bool = Fals
     """
     Ks, lens = cameras.Ks.flatten(0, 1), None if cameras.lens is None else cameras.lens.flatten(0, 1)
     with torch.no_grad():
-        xs, ys = pixel_centers(settings, Ks)
+        xs, ys = pixel_centers(settings.width, settings.height, Ks)
         x = (xs - Ks[:, 0, 2, None]) / Ks[:, 0, 0, None]
         y = (ys - Ks[:, 1, 2, None]) / Ks[:, 1, 1, None]
         shape = (len(Ks), settings.height, settings.width)
         x, y = x[:, None, :].expand(shape), y[:, :, None].expand(shape)
     start = (x, y) if LENSES[settings.model].is_parallel else None
     return rays_of(unproject(x, y, lens, settings), cameras, settings, unit=unit, start=start)
-
-
-def pixel_centers(settings: CameraSettings, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the centers of columns [W] and rows [H], of a dtype and device."""
-    xs, ys = (torch.arange(n, dtype=like.dtype, device=like.device) + 0.5 for n in (settings.width, settings.height))
-    return xs, ys
 
 
 def rays_of(
@@ -92,7 +87,7 @@ def rays_of(
         rows = [[viewmats[:, i, j, None, None] for j in range(3)] for i in range(3)]
         shift = [viewmats[:, i, 3, None, None] for i in range(3)]
     else:
-        rows, shift = _poses(shutter.flatten(0, 1), *pixel_centers(settings, viewmats), settings)
+        rows, shift = _poses(shutter.flatten(0, 1), *pixel_centers(settings.width, settings.height, viewmats), settings)
     world = torch.stack(to_world(rows, direction), 1)
     if unit:
         world = torch.nn.functional.normalize(world, dim=1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ... import ArgumentError
 from ...arguments import check_choice, check_devices, check_tensor, compute_dtype
 from ...data import Cameras, Gaussians3D, Splats
+from ...formulas.pixel_centers import pixel_centers
 from ...functional import (
     fully_fused_projection,
     isect_offset_encode,
@@ -327,7 +328,7 @@ class GaussianRasterizer(torch.nn.Module):
         check_tensor("all_map", features, [None, 5], "[N, 5]")
         K = self.raster_settings.intrinsics(images)[0]
         height, width = images.shape[1:]
-        y, x = (torch.arange(n, dtype=images.dtype, device=images.device) + 0.5 for n in (height, width))
+        x, y = pixel_centers(width, height, images)
         x, y = (x - K[0, 2]) / K[0, 0], ((y - K[1, 2]) / K[1, 1])[:, None]
         return (images[4] / -(images[0] * x + images[1] * y + images[2] + 1e-8))[None]
 
