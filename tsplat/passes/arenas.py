@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..runtime.bundles import leaves
 from ..runtime.tracing import Constant, Launch, NumpyCall, Operator, Step, TracedTensor, Zeros
 
 SPECIALIZED_ALIGNMENT = 16
@@ -259,7 +260,7 @@ def tensors_of(step: Step) -> list[TracedTensor]:
         return [step.tensor]
     if isinstance(step, NumpyCall):
         return [*step.args, *step.results]
-    return [*leaves(step.args, TracedTensor), *leaves(tuple(step.kwargs.values()), TracedTensor), *step.results]
+    return [*leaves((step.args, step.kwargs), TracedTensor), *step.results]
 
 
 def live_steps(steps: Sequence[Step], needed: set[int]) -> list[bool]:
@@ -273,12 +274,3 @@ def live_steps(steps: Sequence[Step], needed: set[int]) -> list[bool]:
         if is_live[i]:
             used |= {tensor.storage for tensor in tensors_of(step)}
     return is_live
-
-
-def leaves(tree: Any, leaf_type: type[Any]) -> list[Any]:
-    """Returns the values of a type in nested tuples and lists."""
-    if isinstance(tree, leaf_type):
-        return [tree]
-    if isinstance(tree, list | tuple):
-        return [leaf for value in tree for leaf in leaves(value, leaf_type)]
-    return []

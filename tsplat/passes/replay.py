@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..precision import full_precision
+from ..runtime.bundles import map_tree
 from ..runtime.tracing import Constant, Launch, NumpyCall, Operator, Step, TracedTensor, Zeros
 from .arenas import SPECIALIZED_ALIGNMENT, Bases, View
 
@@ -233,13 +234,7 @@ class Pass:
 
     def _views(self, tree: Any) -> Any:
         """Returns arguments with views in place of tensors."""
-        if isinstance(tree, TracedTensor):
-            return self._view(tree)
-        if isinstance(tree, dict):
-            return {name: self._views(value) for name, value in tree.items()}
-        if isinstance(tree, list | tuple):
-            return type(tree)([self._views(value) for value in tree])
-        return tree
+        return map_tree(tree, TracedTensor, self._view)
 
 
 class _ArgumentBuffer:
@@ -321,10 +316,4 @@ def _copy(view: View, values: Tensor) -> Bind:
 
 def _tensors(tree: Any, bases: Sequence[Tensor]) -> Any:
     """Returns arguments with tensors in place of views."""
-    if isinstance(tree, View):
-        return tree.of(bases[tree.base])
-    if isinstance(tree, dict):
-        return {name: _tensors(value, bases) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)([_tensors(value, bases) for value in tree])
-    return tree
+    return map_tree(tree, View, lambda view: view.of(bases[view.base]))

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ..data import Intersections
 from ..runtime.autograd import Gradients, apply, once_differentiable
+from ..runtime.bundles import map_tree
 from ..stages.intersection import trim_to_count
 from ..stages.meta import LAZY, MetaInputs
 from .arenas import View
-from .traced_calls import TracedCall, map_bundle
+from .traced_calls import TracedCall
 
 
 class LentArena:
@@ -94,7 +95,7 @@ def _description(name: str, source: MetaSource) -> Any:
 
 def _meta_inputs(source: MetaSource) -> MetaInputs:
     """Returns what ``meta`` describes."""
-    inputs: MetaInputs = map_bundle(source.traced.meta_inputs, View, source.tensor)
+    inputs: MetaInputs = map_tree(source.traced.meta_inputs, View, source.tensor)
     intersections: Any = _ReplayedIntersections(source, inputs.intersections)
     projected, received = inputs.projected.map_rows(source.rows), inputs.received.map_rows(source.rows)
     return inputs._replace(projected=projected, received=received, intersections=intersections)

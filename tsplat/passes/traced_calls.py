@@ -16,6 +16,7 @@ from ..config import Capacities
 from ..errors import UnsupportedError
 from ..output_maps import IN_META
 from ..precision import full_precision
+from ..runtime.bundles import leaves, map_tree
 from ..runtime.tracing import Step, Trace, TracedTensor, storage_of
 from ..stages.capacity import deferred
 from ..stages.intersection import BandedIntersections
@@ -32,7 +33,6 @@ from .arenas import (
     add_arena_with_tail,
     add_output,
     assign_offsets,
-    leaves,
     lifetimes_of,
     live_steps,
     tensors_of,
@@ -379,10 +379,10 @@ class TracedCall:
         self.rows = {n: bases.view(v) for n, v in values.items() if isinstance(v, Tensor) and n not in special}
         self.budget, self.bands = copy.copy(call.banded.budget), call.banded.bands
         self.budget.limit, self.budget.peak_bytes = None, 0
-        self.meta_inputs: MetaInputs = map_bundle(call.meta_inputs, Tensor, bases.view)
+        self.meta_inputs: MetaInputs = map_tree(call.meta_inputs, Tensor, bases.view)
         self.needed = bases.view(call.needed)
         views: list[View] = [*self.rows.values(), self.needed, self.means2d]
-        map_bundle(self.meta_inputs, View, views.append)
+        map_tree(self.meta_inputs, View, views.append)
         self.meta_bases = sorted({view.base for view in views})
 
     def _place_backward(self, call: _CallTrace, bases: Bases) -> None:
@@ -477,13 +477,3 @@ def copy_with_layout(tensor: Tensor, enabled: bool = False) -> Tensor:
         memory[offset:].copy_(tensor.detach().as_strided((extent,), (1,)))
         copied = memory.as_strided(tensor.shape, tensor.stride(), offset).detach()
     return copied.requires_grad_(enabled and tensor.requires_grad)
-
-
-def map_bundle(tree: Any, leaf_type: type[Any], function: Callable[[Any], Any]) -> Any:
-    """Applies a function to each value of a type in a bundle."""
-    if isinstance(tree, leaf_type):
-        return function(tree)
-    if isinstance(tree, tuple):
-        values = [map_bundle(value, leaf_type, function) for value in tree]
-        return type(tree)(values) if type(tree) in (tuple, list, torch.Size) else tuple.__new__(type(tree), values)
-    return tree

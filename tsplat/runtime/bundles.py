@@ -7,7 +7,7 @@ its fields, so that a field can be added in one place.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -61,3 +61,24 @@ def regroup(flat: Iterable[Any], *kinds: type[Any]) -> list[Any]:
     """Returns NamedTuples of these types, whose fields follow one another in ``flat``."""
     rest = iter(flat)
     return [kind._make(itertools.islice(rest, len(kind._fields))) for kind in kinds]
+
+
+def map_tree(tree: Any, leaf_type: type[Any], function: Callable[[Any], Any]) -> Any:
+    """Returns a tree with a function applied to each value of a type."""
+    if isinstance(tree, leaf_type):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {name: map_tree(value, leaf_type, function) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        kind: Any = type(tree)
+        values = [map_tree(value, leaf_type, function) for value in tree]
+        return tuple.__new__(kind, values) if hasattr(kind, "_fields") else kind(values)
+    return tree
+
+
+def leaves(tree: Any, leaf_type: type[Any]) -> list[Any]:
+    """Returns the values of a type in a tree."""
+    if isinstance(tree, leaf_type):
+        return [tree]
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return [leaf for value in values for leaf in leaves(value, leaf_type)]

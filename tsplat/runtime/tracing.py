@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UnsupportedError
 from ..support.interruption import DeferredSignals
+from .bundles import leaves, map_tree
 from .modes import restored_modes
 
 Parameters = ParamSpec("Parameters")
@@ -131,16 +132,13 @@ class Trace:
 
     def symbolic(self, tree: Any) -> Any:
         """Returns arguments of a step with :class:`TracedTensor` in place of tensors."""
-        if isinstance(tree, Tensor):
-            traced = TracedTensor.of(tree)
-            if traced.storage not in self.allocated:
-                self.external.setdefault(traced.storage, without_gradient(tree))
-            return traced
-        if isinstance(tree, dict):
-            return {name: self.symbolic(value) for name, value in tree.items()}
-        if isinstance(tree, list | tuple):
-            return type(tree)([self.symbolic(value) for value in tree])
-        return tree
+        return map_tree(tree, Tensor, self._symbol)
+
+    def _symbol(self, tensor: Tensor) -> TracedTensor:
+        traced = TracedTensor.of(tensor)
+        if traced.storage not in self.allocated:
+            self.external.setdefault(traced.storage, without_gradient(tensor))
+        return traced
 
     def record(self, function: Callable[[], Result]) -> Result:
         """Records what a function does, and returns its result. An interrupt leaves nothing recording.
@@ -171,7 +169,7 @@ class Trace:
     def _observe_launches(self, observer: Callable[[Any, int, dict[str, Any]], None] | None) -> None:
         """Records the launches of this thread from now on, and still calls an observer of launches."""
         from ..kernels import launch
-        from ..triton_cpu import leaves
+        from ..triton_cpu import leaves as flat_leaves
 
         thread = threading.get_ident()
         observed: list[tuple[Any, dict[str, Any]]] = []
@@ -187,7 +185,7 @@ class Trace:
                 return True
             kernel, arguments = observed.pop()
             names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
-            flat = [leaf for name in names for leaf in leaves(arguments[name])]
+            flat = [leaf for name in names for leaf in flat_leaves(arguments[name])]
             flat = [leaf if isinstance(leaf, Tensor) else value for leaf, value in zip(flat, values, strict=True)]
             with torch._C.DisableTorchFunction():
                 self.steps.append(Launch(run, n_programs, self.symbolic(tuple(flat))))
@@ -255,7 +253,7 @@ class _Operators(TorchDispatchMode):
         if not is_tracing():
             return function(*args, **kwargs)
         name = function.overloadpacket.__name__
-        by_mask = name == "index" and any(t.dtype == torch.bool for t in _tensors(args[1]))
+        by_mask = name == "index" and any(t.dtype == torch.bool for t in leaves(args[1], Tensor))
         _refuse_data_dependent("masked_select" if by_mask else name)
         result = function(*args, **kwargs)
         with torch._C.DisableTorchFunction():
@@ -263,8 +261,8 @@ class _Operators(TorchDispatchMode):
         return result
 
     def _add_step(self, function: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        trace, results = self._trace, _tensors(result)
-        symbolic, inputs = trace.symbolic, {storage_of(tensor) for tensor in _tensors((args, kwargs))}
+        trace, results = self._trace, leaves(result, Tensor)
+        symbolic, inputs = trace.symbolic, {storage_of(tensor) for tensor in leaves((args, kwargs), Tensor)}
         is_new = not {storage_of(tensor) for tensor in results} <= inputs
         if is_new:
             for tensor in results:
@@ -296,14 +294,6 @@ class _Methods(TorchFunctionMode):
 def _refuse_data_dependent(name: str) -> None:
     if name in DATA_DEPENDENT:
         raise UnsupportedError(f"{name}: what depends on values cannot be traced")
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    """Returns the tensors in nested tuples, lists and dictionaries."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
-    return [tensor for value in values for tensor in _tensors(value)]
 
 
 def without_gradient(tensor: Tensor) -> Tensor:
