@@ -138,12 +138,19 @@ def walked_back(launch: Launch) -> int:
     return int(parts.flatten(3).amax(3).sum())
 
 
+def _assembly(module: str, cpu: target.Target) -> str:
+    """Returns the assembly of a module of LLVM IR."""
+    with machine.lock:
+        text: str = machine._target_machine(cpu).emit_assembly(target.import_llvm().parse_assembly(module))
+        return text
+
+
 def vector_instructions(launch: Launch) -> int:
     """Returns the vector instructions of the innermost loop that has most of them: one Gaussian at all pixels."""
     kernel, _, kwargs = launch
     own = launcher.Launcher(kernel)
     types, constants = own.signature(own.bind((), kwargs))
-    text = machine.compile_assembly(launcher.llvm_ir(kernel, types, constants, "limit"), target.host_target())
+    text = _assembly(launcher.llvm_ir(kernel, types, constants, "limit"), target.host_target())
     lines, labels, loops = text.splitlines(), {}, []
     for number, line in enumerate(lines):
         if found := re.match(r"(\.L\w+):", line):

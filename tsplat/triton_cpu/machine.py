@@ -47,14 +47,6 @@ def compile_object(module: str, target: Target) -> bytes:
         return code
 
 
-def compile_assembly(module: str, target: Target) -> str:
-    """Returns the assembly of a module, for inspection."""
-    llvm = import_llvm()
-    with lock:
-        text: str = _target_machine(target).emit_assembly(llvm.parse_assembly(module))
-        return text
-
-
 def load(code: bytes, symbol: str, target: Target) -> EntryPoint:
     """Loads an object file into this process, where it stays. Calls release Python's global lock."""
     llvm = import_llvm()
