@@ -79,6 +79,24 @@ def test_runs_start_with_what_the_model_shows(scene, moved, tmp_path, capsys):
     assert "160 Gaussians" in capsys.readouterr().out
 
 
+def test_runs_start_from_points_of_a_survey(scene, capture, tmp_path, capsys):
+    kept = capture.points[:90]
+    survey = write_moved(
+        tmp_path / "survey", capture.train, kept, capture.colors[:90], unit=3.0, offset=(40.0, -7.3, 0.7)
+    )
+    points = f"{survey}/points.ply"
+    config = dataclasses.replace(preset("fixed", 4), device="cpu", backend="torch", scene=scene, points=points)
+    train(config, tmp_path / "run", stop_after=2)
+    assert f"{points}: training starts from its 90 points" in capsys.readouterr().out
+    found = read_newest(tmp_path / "run")[1].gaussians
+    assert len(found) == 90
+    expected = 3.0 * kept + torch.tensor([40.0, -7.3, 0.7])
+    assert (found.means - expected).norm(dim=1).max() < 0.1 * (expected.amax(0) - expected.amin(0)).norm()
+    write_moved(tmp_path / "survey", capture.train, kept + 1, capture.colors[:90])
+    with pytest.raises(FileError, match="differ"):
+        resume(tmp_path / "run")
+
+
 @pytest.mark.parametrize("part", FROZEN_NAMES)
 def test_frozen_parts_are_written_as_they_were(part, scene, moved, tmp_path):
     write_model(tmp_path / "model.ply", moved)
