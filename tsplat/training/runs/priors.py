@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError, FileError, MissingExtraError, UnsupportedError
+from ...formulas.pixel_centers import pixel_centers
 from ...scene.cameras import Camera, project_points
 from ...scene.capture.views import Capture, View
 from ...scene.exr_maps import read_exr
@@ -133,7 +134,7 @@ def _with_prior(view: View, name: str, path: Path, config: RunConfig) -> View:
     if name == "depth_prior":
         prior = values[0].masked_fill(~is_known, torch.nan)
         if config.depth_along == "ray":
-            prior = prior / _all_cosines(view.camera)
+            prior = prior / _all_cosines(view.camera, prior)
     elif name == "depth_confidence":
         prior = values[0] * is_known
     else:
@@ -142,10 +143,10 @@ def _with_prior(view: View, name: str, path: Path, config: RunConfig) -> View:
     return view.replaced(**{name: prior}, files=(*view.files, path))
 
 
-def _all_cosines(camera: Camera) -> Tensor:
-    """Returns the cosines between the rays of pixels and the optical axis, [H, W]; NaN for rays that point back."""
-    sizes = (camera.height, camera.width)
-    y, x = torch.meshgrid(*(torch.arange(n, dtype=torch.float32, device="cpu") + 0.5 for n in sizes), indexing="ij")
+def _all_cosines(camera: Camera, depths: Tensor) -> Tensor:
+    """Returns the cosines between the rays of depths and the optical axis, [H, W]; NaN for rays that point back."""
+    x, y = pixel_centers(camera.width, camera.height, depths)
+    y, x = torch.meshgrid(y, x, indexing="ij")
     return _cosines(camera, x, y)
 
 
@@ -362,9 +363,8 @@ def _points_away(view: View) -> bool:
     if normals is None:
         return False
     K = view.camera.K.to(normals)
-    y, x = torch.meshgrid(
-        *(torch.arange(n, dtype=normals.dtype, device=normals.device) + 0.5 for n in normals.shape[:2]), indexing="ij"
-    )
+    x, y = pixel_centers(normals.shape[1], normals.shape[0], normals)
+    y, x = torch.meshgrid(y, x, indexing="ij")
     rays = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)], -1)
     cosines = (normals * rays).sum(-1)
     return bool((cosines > 0).sum() > (cosines < 0).sum())
