@@ -3,12 +3,16 @@
 import os
 import signal
 import sys
+from importlib import metadata
 from types import FrameType
 from typing import NoReturn
 
 
 def main() -> int:
     """Runs :func:`tsplat.cli.main`; SIGINT and SIGTERM end its imports with one line and 128 plus their number."""
+    if sys.argv[1:] == ["--version"]:  # PyTorch takes seconds to import
+        print("tsplat", metadata.version("tsplat"))
+        return 0
     handled = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
     previous = {signum: signal.signal(signum, _exit) for signum in handled}
     from tsplat.cli import main as run

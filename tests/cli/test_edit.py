@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+import shutil
 
 import pytest
 import torch
@@ -62,6 +63,19 @@ def test_operations_are_applied_in_their_order(source):
     assert_same_tensors(cropped_first, transform_gaussians(crop_gaussians(gaussians, corners), move))
     assert_same_tensors(moved_first, crop_gaussians(transform_gaussians(gaussians, move), corners))
     assert len(cropped_first) != len(moved_first)
+
+
+def test_note_says_where_a_model_of_a_run_keeps_its_cameras(stopped_run, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(stopped_run, run)
+    note = f"note: pages and images of {tmp_path / 'a.ply'} start from a guessed view; those of {run / 'a.ply'}, "
+    for words, out, is_noted in (
+        (["--drop-invalid"], tmp_path / "a.ply", True),
+        (["--drop-invalid"], run / "b.ply", False),
+        (["--scale", "2"], tmp_path / "c.ply", False),  # the cameras would not fit
+    ):
+        assert cli.main(["edit", str(run), str(out), *words]) == 0
+        assert (note in capsys.readouterr().out) == is_noted
 
 
 def test_every_operation_but_decimation(source, tmp_path, capsys):

@@ -14,7 +14,7 @@ def test_info_prints_a_table_or_json(model, capsys):
     assert cli.main(["info", str(model)]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^Gaussians +3$", out, re.MULTILINE)
-    assert re.search(r"^lowest +-1 0 0$", out, re.MULTILINE)
+    assert re.search(r"^minimum xyz +-1 0 0$", out, re.MULTILINE)
     assert cli.main(["info", str(model), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["count"], summary["sh_degree"], summary["antialiased"], summary["n_invalid"]) == (3, 0, False, 0)

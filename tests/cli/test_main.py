@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.captures import write_scene
 from tests.support.paths import ROOT
-from tsplat import ArgumentError, cli, training
+from tsplat import ArgumentError, __version__, cli, training
 from tsplat.cli.parser import build_parser
 from tsplat.cli.train_options import parse
 
@@ -72,6 +72,7 @@ INVALID = [
     (["view", "folder.png"], "has neither meta.json"),
     (["view", "photos"], "photos: a folder of photographs, not a model; .* tsplat prepare photos --out SCENE"),
     (["info", "page.html"], "page.html: a page, which is opened in a web browser"),
+    (["info", "scene"], "scene: a scene of photographs and cameras, not a model; .*tsplat view scene; .*tsplat train"),
     (["view", "/dev/zero"], "is a device"),
     (["view", "{model}", "missing.ply"], "missing.ply"),
     (["view", "{model}", "--address", ""], "cannot listen at ''"),
@@ -433,12 +434,18 @@ def test_signals_end_imports_with_one_line(signum, message, tmp_path):
 
 @pytest.mark.slow
 def test_command_runs_the_command_line():
-    code = (
-        "import signal, sys, tsplat_command\nbefore, sys.argv[1:] = signal.getsignal(signal.SIGTERM), ['--version']\n"
-    )
+    code = "import signal, sys, tsplat_command\nbefore, sys.argv[1:] = signal.getsignal(signal.SIGTERM), ['help']\n"
     code += "try: tsplat_command.main()\nfinally: assert signal.getsignal(signal.SIGTERM) is before"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stderr) == (0, "") and found.stdout.startswith("tsplat 0")
+    assert (found.returncode, found.stderr) == (0, "") and found.stdout.startswith("usage: tsplat")
+
+
+def test_version_needs_no_imports(tmp_path):
+    (tmp_path / "torch.py").write_text("raise AssertionError")
+    code = "import sys; from tsplat_command import main; sys.argv[1:] = ['--version']; sys.exit(main())"
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    found = subprocess.run([sys.executable, "-c", code], env=paths, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (0, f"tsplat {__version__}\n", "")
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["train", "--resume", "run"]])

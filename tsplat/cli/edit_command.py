@@ -29,7 +29,7 @@ from ..support.reading import read_file
 from ..viewing import read_cameras
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import cameras_around
-from ..viewing.run_cameras import find_cameras
+from ..viewing.run_cameras import find_cameras, find_run
 from ..viewing.run_files import check_output
 from .argument_types import BOX, VECTOR, amount, channel, model_path, number, path, steps
 from .commands import open_model_of, refuse
@@ -120,7 +120,20 @@ def edit(arguments: Namespace) -> int:
                 edited.transform = matrix @ edited.transform
                 georeference = None if georeference is None else georeference.moved(matrix)
         write(arguments, edited.finish(), start, georeference)
+    if not any(option in MOVES for option, _ in operations):
+        _note_lost_cameras(arguments.model, arguments.out)
     return 0
+
+
+def _note_lost_cameras(model: Path, out: Path) -> None:
+    """Prints where to write a model of a run so that commands still find the run's cameras."""
+    run = find_run(model)
+    if run is not None and find_run(out) is None:
+        print(
+            f"note: pages and images of {out} start from a guessed view; those of {run / out.name}, in the folder of "
+            "the run, would start from the run's cameras",
+            flush=True,
+        )
 
 
 def _open_other(arguments: Namespace, path: Path, *, in_memory: bool) -> Rows:

@@ -63,14 +63,14 @@ class Summary:
 
         quantiles = ", ".join(f"{100 * q:g}%" for q in QUANTILES)
         return [
-            f"Gaussians    {self.count}{' (2D)' if self.surfels else ''}",
+            f"Gaussians    {self.count:,}{' (2D)' if self.surfels else ''}",
             f"SH degree    {self.sh_degree}",
             f"antialiased  {'yes' if self.antialiased else 'no'}",
-            f"invalid      {self.n_invalid}",
-            f"lowest       {text(self.lowest)}",
-            f"highest      {text(self.highest)}",
-            f"opacities    {text(self.opacities)}  ({quantiles})",
-            f"scales       {text(self.scales)}  ({quantiles})",
+            f"invalid      {self.n_invalid:,}",
+            f"minimum xyz  {text(self.lowest)}",
+            f"maximum xyz  {text(self.highest)}",
+            f"opacities    {text(self.opacities)}  (quantiles {quantiles})",
+            f"scales       {text(self.scales)}  (quantiles {quantiles})",
         ]
 
 

@@ -26,6 +26,9 @@ from .near_planes import views_with_near_planes
 from .sampling import calls_of_ranks
 from .view_corrections import identity_motions, move_poses
 
+WARM_UP_CALLS = 2
+"""The first call runs the stages, and the second is traced. Later ones are replayed, see ``passes``."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Score:
@@ -139,7 +142,8 @@ def evaluate(
         backend: As in :func:`tsplat.rasterization`.
         ranks: The ranks that call this together with equal arguments. Each renders its shard of the views.
         on_view: Called on every rank, equally often, with the number of views done and the number of all views.
-        warm_up: Render an image first that is not measured, so that compiling kernels is not part of any time.
+        warm_up: Render an image first that is not measured, so that compiling kernels and tracing passes is not part of
+            any time.
         sharded: Whether the Gaussians are sharded over the ranks, which then render together.
         gains: [V, 3] by which the channels of each rendered image are multiplied; None for 1.
 
@@ -158,7 +162,8 @@ def evaluate(
     for index, is_own in _calls(views, ranks, sharded) if warm_up else ():
         if index >= ranks.world_size:
             break
-        _render(gaussians, cameras[index], is_own, options)
+        for _ in range(WARM_UP_CALLS):
+            _render(gaussians, cameras[index], is_own, options)
     for index, is_own in _calls(views, ranks, sharded, on_view):
         view = views[index]
         _synchronize(gaussians.means.device)

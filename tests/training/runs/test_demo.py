@@ -107,7 +107,7 @@ def test_failed_demo_leaves_no_folders(tmp_path, monkeypatch):
 
 def test_demo_does_not_overwrite_a_run(tmp_path):
     (tmp_path / "checkpoints" / "step_00000003").mkdir(parents=True)
-    with pytest.raises(FileError, match="contains the checkpoints of another run; resume it, or choose another folder"):
+    with pytest.raises(FileError, match="contains the checkpoints of another run; resume it by tsplat train --res"):
         demo(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 

@@ -125,7 +125,7 @@ def test_newest_checkpoints_are_kept_and_runs_are_not_overwritten(tmp_path):
     train(config, tmp_path / "run")
     names = [path.name for path in find_checkpoints(tmp_path / "run" / "checkpoints")]
     assert names == ["step_00000020", "step_00000024"]
-    with pytest.raises(ArgumentError, match="another run; resume it"):
+    with pytest.raises(ArgumentError, match="another run; resume it by tsplat train --resume"):
         train(config, tmp_path / "run")
     resume(tmp_path / "run")
     assert [path.name for path in find_checkpoints(tmp_path / "run" / "checkpoints")] == names

@@ -154,6 +154,11 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
                 f"{path}: a folder of photographs, not a model; to make a model, run: "
                 f"tsplat prepare {shlex.quote(str(path))} --out SCENE, then tsplat train SCENE --out RUN"
             )
+        if (path / "sparse").is_dir() or (path / "transforms.json").is_file():
+            raise FileError(
+                f"{path}: a scene of photographs and cameras, not a model; to look at it, run: tsplat view "
+                f"{shlex.quote(str(path))}; to make a model: tsplat train {shlex.quote(str(path))} --out RUN"
+            )
         raise FileError(
             f"{path}: the folder has neither {META} (SOG, PNG images) nor {LOD_META} (Streamed SOG) nor .pt files "
             f"(gsplat) nor .ckpt files (nerfstudio) nor {POINT_CLOUD}; expected {KNOWN}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar, cast
@@ -83,7 +84,8 @@ def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[N
 def _occupied(folder: Path) -> str | None:
     """Returns why a new run must not be written into a folder; None if it may be."""
     if has_checkpoints(folder):
-        return f"{folder}: contains the checkpoints of another run; resume it, or choose another folder"
+        resume = f"tsplat train --resume {shlex.quote(str(folder))}"
+        return f"{folder}: contains the checkpoints of another run; resume it by {resume}, or choose another folder"
     foreign = sorted(name for name in RUN_RESULTS if os.path.lexists(folder / name))
     if foreign and not (folder / SESSIONS).is_file():
         return f"{folder}: {foreign[0]} would be replaced, which no run here has written; choose another folder"
