@@ -1518,7 +1518,7 @@ MUTANTS = [
         ("            observer.after_step(progress)\n", "            pass\n", "observers not told of a step"),
     ),
     *_in("training/runs/report.py", ("tests/training/runs/test_report.py",),
-        ('if metrics.get("steps") == checkpoint.step:', "if True:", "results of another step reported"),
+        ('metrics if metrics.get("steps") == step else {}', "metrics", "results of another step reported"),
     ),
     *_in("viewing/markup.py", ("tests/viewing/test_markup.py",),
         ('else escape(values[name])', "else str(values[name])", "values of templates not escaped"),
