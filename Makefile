@@ -123,7 +123,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # The commands and the viewer, without what tests and the site need.
 $(COMMANDS): pyproject.toml constraints.txt
-	@echo "installing PyTorch, the commands and the viewer into $(VENV): about 2 GB; this takes some minutes"
+	@echo "installing PyTorch, the commands and the viewer into $(VENV), which takes some minutes and gigabytes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[train,viewer]'
 	touch $@

@@ -1,5 +1,6 @@
 """The command `tsplat`: a module outside of the package, as importing that takes seconds, which a signal can end."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,9 +11,10 @@ from typing import NoReturn
 
 def main() -> int:
     """Runs :func:`tsplat.cli.main`; SIGINT and SIGTERM end its imports with one line and 128 plus their number."""
-    if sys.argv[1:] == ["--version"]:  # PyTorch takes seconds to import
-        print("tsplat", metadata.version("tsplat"))
-        return 0
+    if sys.argv[1:] == ["--version"]:
+        with contextlib.suppress(metadata.PackageNotFoundError):  # a clone that is not installed
+            print("tsplat", metadata.version("tsplat"))
+            return 0
     handled = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
     previous = {signum: signal.signal(signum, _exit) for signum in handled}
     from tsplat.cli import main as run

@@ -322,7 +322,7 @@ class CameraSettings:
 
 
 class CameraField(NamedTuple):
-    """Describes a field of :class:`~tsplat.data.Cameras` to all that handles cameras.
+    """Describes a field of :class:`~tsplat.data.Cameras` for all code that handles cameras.
 
     Attributes:
         shape: Sizes for one camera, None for any. They are equal on all ranks; the number of cameras and the values may

@@ -352,7 +352,8 @@ class Limit(NamedTuple):
 
     Attributes:
         needed: See :class:`Intersections`. Zeros at first. That of ``element`` becomes the maximum of it and what
-            the lists need: two walks for other features may have lists of other parts. None if there is no limit.
+            the lists need: to composite other features of a call may use parts of another size, whose lists differ.
+            None if there is no limit.
         element: An index of ``Capacities``.
         capacity: The largest total that fits.
         per_unit: How much of the total counts as one in ``needed``, rounded up.

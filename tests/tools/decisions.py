@@ -36,7 +36,8 @@ EVERYWHERE = torch.ones((), dtype=torch.bool)
 class Choice:
     """What the reference decides, and the relative distances of its values from the threshold.
 
-    ``bounded`` says of contributions where radii promise that all are listed; True everywhere of other decisions.
+    ``bounded`` marks the contributions inside of the Gaussian's radii, which must be listed; it is True everywhere for
+    other decisions.
     """
 
     made: Tensor
@@ -90,7 +91,8 @@ def _near(
 
 
 def choose(scene: dict[str, Any], options: dict[str, Any], taken: Decisions, growth: float = 0.0) -> dict[str, Choice]:
-    """What the reference decides, by names, given what it takes over. Boxes that tiles list grow by some pixels."""
+    """Returns the reference's decisions by name, given the decisions that it takes over. The boxes by which tiles list
+    Gaussians are enlarged by `growth` pixels."""
     in_tiles = reference._in_tiles
 
     def of_grown_boxes(means2d: Tensor, radii: Tensor, *others: Any) -> Tensor:

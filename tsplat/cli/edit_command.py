@@ -117,11 +117,12 @@ def edit(arguments: Namespace) -> int:
                 edited.add(option, functools.partial(edit_independently, option=option, values=values))
             if option in MOVES:
                 matrix = _matrix(option, values)
-                edited.transform = matrix @ edited.transform
+                if isinstance(edited, MemoryEdit):
+                    edited.transform = matrix @ edited.transform
                 georeference = None if georeference is None else georeference.moved(matrix)
+        if not any(option in MOVES for option, _ in operations):
+            _note_lost_cameras(arguments.model, arguments.out)
         write(arguments, edited.finish(), start, georeference)
-    if not any(option in MOVES for option, _ in operations):
-        _note_lost_cameras(arguments.model, arguments.out)
     return 0
 
 
@@ -130,8 +131,8 @@ def _note_lost_cameras(model: Path, out: Path) -> None:
     run = find_run(model)
     if run is not None and find_run(out) is None:
         print(
-            f"note: pages and images of {out} start from a guessed view; those of {run / out.name}, in the folder of "
-            "the run, would start from the run's cameras",
+            f"note: pages and images of {out} start from a guessed view; those of a model in {run}, such as "
+            f"{run / 'edited.ply'}, start from the run's cameras",
             flush=True,
         )
 

@@ -16,7 +16,6 @@ from ..scene.formats.ply import open_ply_rows
 from ..scene.formats.quantization import valid_bounds
 from ..scene.gaussians import concatenate
 from ..scene.model_rows import MemoryRows, PassProgress, Rows, gather
-from ..scene.rotation import similarity
 from ..support.free_memory import available_bytes
 from ..support.progress import stage_display
 
@@ -165,12 +164,10 @@ class LargeEdit:
 
     Attributes:
         rows: The rows before those operations.
-        transform: [4, 4] fp64, from the frame of the file to that of the model after them.
     """
 
     def __init__(self, rows: Rows, folder: Path) -> None:
         self.rows = rows
-        self.transform = similarity()
         self._folder = folder
         self._pending: list[tuple[str, Callable[[Gaussians], Gaussians]]] = []
 

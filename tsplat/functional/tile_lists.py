@@ -25,7 +25,7 @@ from ..runtime.memory import INTERSECTIONS_MAX, check_images
 from ..stages.compositing import composite
 
 CHANNEL_CHUNK = 32
-"""Most channels accumulated in one pass."""
+"""Most channels that one walk over lists accumulates."""
 
 
 class TileLists(NamedTuple):

@@ -197,7 +197,7 @@ def _l1_ssim_bwd_kernel(
     """Computes the gradient of the image over a block of a channel plane."""
     dtype = maps.dtype.element_ty
     plane, rows, columns = _block(height, width, ROWS, COLUMNS)
-    # The window, of the derivatives of SSIM.
+    # Windowed sums of the derivatives of SSIM, first along lines, then down columns.
     start = maps + plane * height * width
     by_mean = tl.zeros([ROWS, COLUMNS], dtype)
     by_square = by_mean

@@ -77,7 +77,8 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
 _numbers = itertools.count()
 
 compiled: dict[Any, Run] = {}
-"""Compiled kernels by the keys of launches, which begin with the numbers of a kernel and of a GPU, None for a CPU."""
+"""Functions that launch compiled kernels, by the keys of launches, which begin with the numbers of a kernel and of a
+GPU, None for a CPU."""
 
 observer: Callable[[Any, int, dict[str, Any]], None] | None = None
 """Called with the kernel, the number of programs and the arguments of each launch, by tests and benchmarks."""
@@ -104,7 +105,7 @@ def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLO
 
 
 def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
-    """Launches a kernel on the device of its tensors, by what was prepared for its kind of launch."""
+    """Launches a kernel on the device of its tensors, by what was compiled for its kind of launch."""
     arguments = {
         name: value
         for name, value in arguments.items()

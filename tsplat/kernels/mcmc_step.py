@@ -1,4 +1,5 @@
-"""Changes Gaussians as each step of "3D Gaussian Splatting as Markov Chain Monte Carlo" (Kheradmand et al., 2024) does.
+"""The noise and the regularization of a step of "3D Gaussian Splatting as Markov Chain Monte Carlo" (Kheradmand et al.,
+2024).
 
 Noise with a Gaussian's covariance is added to its mean (equation 8): R diag(s)^2 R^T x, for x from a standard normal
 distribution, times sigmoid(k (t - opacity)). The losses on mean opacity and mean scale are added as gradients of logits

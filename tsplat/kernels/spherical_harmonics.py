@@ -170,7 +170,7 @@ def _sh_fwd_kernel(
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", n_bases: "Int",
     DEGREE: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Evaluates c = sum over k of c_k Y_k(d), or max(c + 0.5, 0), of each row. One lane per row."""
+    """Evaluates v = sum over k of c_k Y_k(d), or max(v + 0.5, 0), for each row. One lane per row."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n_rows
     mask = inside

@@ -33,10 +33,11 @@ def graphed(rasterization: Callable[..., Any]) -> Graphed:
     kind of call: sizes, dtypes and devices of tensors, which of them require gradients, and all other arguments. The
     first call of a kind counts intersections, the second is captured, with a capacity for a sixteenth more, and later
     ones are replayed. Each waits once, to know whether its lists fitted, unless it has a ``capacity``; if they did not,
-    it runs again without a graph, and the next one is captured with a capacity for a quarter more than its lists
-    needed. Calls run without a graph as well inside of ``torch.compile``, another capture, gradient checkpointing,
-    anomaly detection or a ``TorchDispatchMode``. Graphs are kept of the four kinds that were called last, until the
-    number of Gaussians changes. If one cannot be captured, a warning says why, and calls of its kind run without.
+    it runs again without a graph, and the next one is captured with a capacity for a quarter more than the lists of
+    that call need. Calls run without a graph as well inside of ``torch.compile``, another capture, gradient
+    checkpointing, anomaly detection or a ``TorchDispatchMode``. Graphs are kept of the four kinds that were called
+    last, until the number of Gaussians changes. If one cannot be captured, a warning says why, and calls of its kind
+    run without.
 
     On a CPU, there are no graphs: the function itself replays its calls.
 

@@ -25,7 +25,7 @@ Bind = Callable[[Sequence[Tensor], dict[int, Any]], Run]
 """Returns the :data:`Run` of a step, given the bases of a call, and some of them, by number, as arrays of bytes."""
 
 LITERAL, BUFFER, STREAM, FIRST_BASE = 0, 1, 2, 3
-"""Numbers of what is added to a word of an argument buffer: 0, the buffer's own address, the current stream, or the
+"""Codes for what is added to a word of an argument buffer: 0, the buffer's own address, the current stream, or the
 address of a base, of which this is the first."""
 
 

@@ -1,4 +1,4 @@
-"""Replays calls: a cache has their passes, by all that they depend on."""
+"""Replays calls by passes, which are cached by all that they depend on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Bundles of tensors as the flat tensors that autograd takes, and back.
 
 A bundle is a NamedTuple, or a plain tuple, of tensors, None, bundles and other values. Nothing depends on the order of
-its fields, so that a field can be added in one place.
+its fields, so that a field can be added in one place. A tree is a nest of tuples, lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def regroup(flat: Iterable[Any], *kinds: type[Any]) -> list[Any]:
 
 
 def map_tree(tree: Any, leaf_type: type[Any], function: Callable[[Any], Any]) -> Any:
-    """Returns a tree with a function applied to each value of a type."""
+    """Returns a tree in which a function has replaced each value of a type."""
     if isinstance(tree, leaf_type):
         return function(tree)
     if isinstance(tree, dict):

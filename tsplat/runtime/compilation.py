@@ -1,4 +1,4 @@
-"""Checks that PyTorch calls an operation with plain tensors, and neither traces nor transforms it."""
+"""Keeps PyTorch from tracing or transforming operations, except for calls that become operators of a graph."""
 
 from __future__ import annotations
 

@@ -80,9 +80,10 @@ def origin_and_unit(center: Tensor, extent: float) -> tuple[tuple[float, float, 
 
 
 def far_origin(positions: Tensor) -> tuple[float, float, float] | None:
-    """Returns an origin near positions [P, 3] if single precision does not hold them; None if it does.
+    """Returns an origin near positions [P, 3] if single precision does not hold them; None if it does, or if all
+    coincide.
 
-    Positions that are not finite do not count, and positions that coincide have no detail to lose.
+    Positions that are not finite do not count.
     """
     positions = positions[positions.isfinite().all(-1)]
     if not len(positions):
@@ -98,7 +99,7 @@ def rounding_at(origin: Sequence[float]) -> float:
 
 
 def shows_points(camera: Camera, points: Tensor) -> bool:
-    """Returns whether a camera shows points [P, 3] on more than a spot of its image; True if there are too few points.
+    """Returns whether a camera shows points [P, 3] on more than a spot of its image; also true of too few points.
 
     Photographs from the air show a scene that is far away. Photographs with wrong poses rarely do.
     """

@@ -50,7 +50,7 @@ class _Inputs(NamedTuple):
 
 
 N_ARGUMENTS = 4
-"""Arguments of ``_Composite`` in front of tensors, which are those of its first argument, flat."""
+"""Number of arguments of ``_Composite`` before the tensors, which are those of its first argument, flattened."""
 
 
 class _Composite(torch.autograd.Function):

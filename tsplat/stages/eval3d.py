@@ -27,7 +27,7 @@ from .inputs import gather_features
 def with_world_shapes(
     projected: ProjectedGaussians, gaussians: Gaussians3D, settings: CompositingSettings
 ) -> ProjectedGaussians:
-    """Replaces ellipses by means, quaternions and scales, [nnz, 10], and takes means2d out of the graph.
+    """Replaces conics by means, quaternions and scales, [nnz, 10], and takes means2d out of the graph.
 
     Adds normals, if they are rendered.
     """

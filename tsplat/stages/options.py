@@ -59,7 +59,7 @@ WHERE = {
     "passes": "replayed and `graphed` calls",
     "graphs": "graphs of `torch.compile`",
 }
-"""Names of what does not support all values of options, in the words of the documentation."""
+"""Places where some values of options are not supported -> their names in the documentation."""
 
 
 def _option(

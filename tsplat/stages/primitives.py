@@ -1,4 +1,4 @@
-"""Adds what a primitive brings to the pipeline: shapes that compositing evaluates, and images that it makes of them.
+"""What differs between 3D and 2D Gaussians: the shapes that compositing evaluates, and the images made from them.
 
 A 3D Gaussian is an ellipse on the image plane, as projection returns it, or with ``with_eval3d`` what a ray crosses in
 the world. A 2D Gaussian (surfel) is a disc in the world, with a normal, and has images of its own.

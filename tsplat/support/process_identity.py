@@ -68,7 +68,7 @@ def is_running(process: Identity) -> bool:
 
 
 def is_main_rank() -> bool:
-    """Returns whether this process is rank 0 of several that torchrun or ``srun`` started, or the only one."""
+    """Returns whether this process is rank 0 of several, or the only one, by the variable RANK of torchrun."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -142,8 +142,8 @@ def evaluate(
         backend: As in :func:`tsplat.rasterization`.
         ranks: The ranks that call this together with equal arguments. Each renders its shard of the views.
         on_view: Called on every rank, equally often, with the number of views done and the number of all views.
-        warm_up: Render an image first that is not measured, so that compiling kernels and tracing passes is not part of
-            any time.
+        warm_up: Render the first view twice before the times are measured, so that they do not contain the compilation
+            of kernels and, for views of its size and lens, the tracing of passes.
         sharded: Whether the Gaussians are sharded over the ranks, which then render together.
         gains: [V, 3] by which the channels of each rendered image are multiplied; None for 1.
 

@@ -30,7 +30,7 @@ hidden costs about a third of one that is seen."""
 def select(parameters: Parameters, camera: Camera) -> Tensor | None:
     """Returns the rows that a camera may see, [R] int64, ascending, filled up by -1; None for all.
 
-    Returns None for cameras without culling.
+    Returns None for cameras that cull nothing, since they see all Gaussians.
     """
     means, log_scales = (parameters.params[name].detach() for name in ("means", "scales"))
     if not culls(camera) or len(means) * SHARE_MAX < ROWS_MIN:

@@ -42,8 +42,8 @@ LAYERS = 100
 STEP = 0.5
 """Part of the way from the start of the page to an annotation that the camera goes, if no eye is given."""
 
-
 ANNOTATIONS_MAX = 1000
+"""Maximum number of annotations of a page."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +69,7 @@ class PageExtras:
     """Describes what a page has besides the model.
 
     Attributes:
-        description: Text for search engines, previews of links and screen readers; the number of Gaussians
-            if None.
+        description: Text for search engines, previews of links and screen readers; None for the number of Gaussians.
         annotations: Numbered places with titles and texts, which the page shows.
         walk: Height of the eyes of visitors who walk, in units of the model; None to leave walking out. They walk on a
             level floor, at the height below the start view's camera where most of the surface is.

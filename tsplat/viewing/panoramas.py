@@ -15,7 +15,7 @@ WIDTH = 2048
 """Width of a panorama in pixels where none is given."""
 
 LEVEL_MIN = 1e-3
-"""Length of the horizontal part of a viewing direction of length 1, from which it sets the middle of a panorama."""
+"""Minimum length of the horizontal part of a unit viewing direction that sets the middle of a panorama."""
 
 XMP = """<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
 <rdf:Description rdf:about="" xmlns:GPano="http://ns.google.com/photos/1.0/panorama/"

@@ -49,7 +49,7 @@ def _begin_pixels(pixels, final, v_images, backgrounds, part_grid, WALK: tl.cons
     # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
     covered = transmittance < 1.0
     v_color = where(covered, v[:FEATURES])
-    # behind T_end: v . background - v_alpha
+    # behind = v . background - v_alpha
     behind = tl.zeros_like(transmittance)
     if v_images.alphas is not None:
         v_alpha = tl.load(v_images.alphas + pixel, mask=inside, other=0.0)

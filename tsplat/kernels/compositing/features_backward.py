@@ -128,7 +128,7 @@ def _features_bwd_kernel(
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
         image, inside, pixel = pixels.image, pixels.inside, pixels.index
-        # behind T_end: v . background - v_alpha
+        # behind = v . background - v_alpha
         transmittance = tl.load(final.transmittances + pixel, mask=inside, other=1.0)
         behind = tl.zeros_like(transmittance)
         if v_render_alphas is not None:
@@ -181,7 +181,8 @@ def _features_bwd_kernel(
             kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (entry[:, None, None] < last[None])
             alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.FAST), 0.0)
             # w and g of each Gaussian, one after the other:
-            # T <- T / (1 - alpha);  w = alpha T;  g = w (v . c - behind);  behind <- behind + alpha (v . c - behind)
+            # T <- T / (1 - alpha);  w = alpha T;  g = w (v . c - behind), 0 where alpha is clamped;
+            # behind <- behind + alpha (v . c - behind)
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             for k in tl.static_range(GROUP):

@@ -46,7 +46,7 @@ def _features_fwd_kernel(
 ):  # fmt: skip
     """Walks the lists of parts front to back, in groups, by matrix products.
 
-    Each of the ``channel_groups`` programs of a part takes BLOCKS blocks of CHANNELS channels.
+    A part has ``channel_groups`` programs. Each composites BLOCKS blocks of CHANNELS channels.
     """
     PART: tl.constexpr = PRODUCTS.PART  # Triton 3.6 cannot pass a field that is a bundle
     FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
@@ -66,7 +66,7 @@ def _features_fwd_kernel(
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
     first_channel = channel_group * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
     ids += entry_range.start
-    # The last of what the loop changes: Triton 3.7 cannot compile the loop for a GPU if this comes first.
+    # Assigned after the loop's other variables: Triton 3.7 cannot compile the loop for a GPU if this one comes first.
     alive = shown
     done = begin
     while (done < end) & alive:

@@ -95,13 +95,15 @@ def first_record(records, ids, begin, VALUES: tl.constexpr, WALK: tl.constexpr):
     row = tl.load(ids + begin + 1)
     ahead = ()
     if WALK.FAST:
-        ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
+        # The compiler moves loads forward if they have a pointer of their own. Triton for AMD cannot compile this.
+        ahead = ids + begin + 2
     return record, row, ahead
 
 
 @triton.jit
 def next_record(records, row, ids, entry, ahead, VALUES: tl.constexpr, WALK: tl.constexpr):
-    """Loads the record of the row behind an entry, and the row behind that, while the entry is blended.
+    """Loads the record of the next entry, whose row is known, and the row of the entry after it, while the current
+    entry is blended.
 
     Returns:
         Both, and the next pointer, see ``first_record``.

@@ -253,11 +253,11 @@ def _finish_rows(
     total, first_position, n_rows, rows, shapes, opacities, v_splats, FOOTPRINT: tl.constexpr,
     COLUMNS: tl.constexpr, FINISH_LANES: tl.constexpr,
 ):  # fmt: skip
-    """Makes gradients of mean, shape and opacity of the sums of a footprint, one lane per Gaussian.
+    """Computes the gradients of mean, shape and opacity from the sums of a footprint, one lane per Gaussian.
 
     Args:
         total: [LANES], sums by Gaussian, then column.
-        first_position, n_rows: Position of the first Gaussian in depth order, and one past that of all programs.
+        first_position, n_rows: The program's first position in depth order, and the end of those of all programs.
     """
     LANES: tl.constexpr = total.shape[0]
     GROUP: tl.constexpr = LANES // COLUMNS
@@ -329,7 +329,8 @@ def _row_sum_kernel(
             total, v_slots, slot_starts, first_span, n_spans, first_slot, column, WIDTH, UNROLL, SPANS_SUMMED
         )
 
-        # Gradients of features are sums; so are those for absgrad, in base 2. The first columns are the footprint's.
+        # The first columns are the sums of the footprint. Those of features are gradients already; those of absgrad are
+        # with respect to exponents in base 2.
         if v_splats.sums is not None:
             tl.store(v_splats.sums + row * SUMS_WIDTH + column, total, mask=mask)
         feature = column - SUMS

@@ -175,7 +175,8 @@ class Walk(NamedTuple):
         RECORD_WIDTH, COLORS, FEATURES: Values of a record, and which of them are colors, and colors or depth.
         UNROLL, PREFETCH: How often the loop is unrolled, and by how many entries it prefetches; 0 for none.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha, and of T.
-        FAST: Whether values are fp32 on an NVIDIA GPU: wide loads, PTX, approximate instructions.
+        FAST: Whether values are fp32 on an NVIDIA GPU. Kernels then use 16-byte loads, PTX and approximate
+            instructions.
         AMD: Whether the GPU is AMD's.
         DISTORTION: Whether the distortion of the last feature follows the features.
     """

@@ -164,7 +164,7 @@ def _projection_bwd_kernel(
             v_mean2d=v_mean2d, v_depth=v_depth, v_shape=v_shape, v_normal=v_normal, v_opacity=v_row_opacity,
             v_compensation=v_rho,
         )  # fmt: skip
-        # Those of the Gaussian and of the camera, and whether they are finite.
+        # Gradients of the Gaussian and of the camera, and whether they are finite.
         v_inputs = PROJECTOR.vjp(
             gaussian, camera, given_opacity, screen, v_row, sums.lens is not None, sums.shutter is not None, CONSTANTS
         )

@@ -104,7 +104,7 @@ def prepare(
             these have fewer features than it needs, 102,400 altogether, matching is exhaustive.
         frames: Number of frames of a video, fewer if it does not move as much; None for 4 per second, 50 to 300. They
             are chosen by sharpness and motion.
-        masks: Masks of pixels without features and training: a folder with a mask ``a.png`` or ``a.jpg.png``
+        masks: Masks of pixels to ignore, for features and in training: a folder with a mask ``a.png`` or ``a.jpg.png``
             of each ``a.jpg``, or one image for all. White is valid. They become ``masks/`` of the scene.
         mask_below: Degrees under the horizon of panoramas below which nothing counts, as the operator and the tripod
             are there, in addition to `masks`. The horizon is the middle row.

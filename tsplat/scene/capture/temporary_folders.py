@@ -42,7 +42,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     A folder that does not exist appears with all its content. One that exists, and is empty, stays what it is, such as
     a mount point, a link to a folder, or the current folder, and gets the content. If the block raises, nothing
-    remains. First removes leftovers of processes that were killed on this machine.
+    remains. Leftovers for the same `out` of processes that were killed on this machine are removed first.
 
     Raises:
         FileError: `out` is not an empty folder, cannot be written to, or another process is writing it.

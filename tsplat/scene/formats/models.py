@@ -149,15 +149,15 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     if path.name == LOD_META or (path / LOD_META).is_file():
         return read_streamed_sog(path, warn=warn)
     if path.is_dir():
-        if any(file.suffix.lower() in PHOTOGRAPHS for file in path.iterdir()):
-            raise FileError(
-                f"{path}: a folder of photographs, not a model; to make a model, run: "
-                f"tsplat prepare {shlex.quote(str(path))} --out SCENE, then tsplat train SCENE --out RUN"
-            )
         if (path / "sparse").is_dir() or (path / "transforms.json").is_file():
             raise FileError(
                 f"{path}: a scene of photographs and cameras, not a model; to look at it, run: tsplat view "
                 f"{shlex.quote(str(path))}; to make a model: tsplat train {shlex.quote(str(path))} --out RUN"
+            )
+        if any(file.suffix.lower() in PHOTOGRAPHS for file in path.iterdir()):
+            raise FileError(
+                f"{path}: a folder of photographs, not a model; to make a model, run: "
+                f"tsplat prepare {shlex.quote(str(path))} --out SCENE, then tsplat train SCENE --out RUN"
             )
         raise FileError(
             f"{path}: the folder has neither {META} (SOG, PNG images) nor {LOD_META} (Streamed SOG) nor .pt files "

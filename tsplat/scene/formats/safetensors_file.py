@@ -1,8 +1,8 @@
 """Reading and writing safetensors files: a header in JSON, then the values of each tensor.
 
 The package safetensors maps files into memory, where one that is truncated while it is read ends the process (SIGBUS).
-Here this is an error. The package writes copies of all tensors; here memory is needed only for one at a time that is
-not contiguous or on a GPU.
+Here this is an error. The package also copies all tensors before it writes them. This module copies at most one tensor
+at a time, and only if it is on a GPU or not contiguous.
 """
 
 import json

@@ -14,7 +14,7 @@ RECORD = struct.Struct("<II")
 VALUE = struct.Struct("<I")
 COORDINATE_SYSTEM = 0xADBE0003
 NAMES = {0xADBE0002: "SPZ_ADOBE_safe_orbit_camera"}
-"""Extensions that are ignored by their code; others are named by it."""
+"""Code of an ignored extension -> its name in messages. Others are named by their code."""
 
 EXTENSIONS_MAX = 1 << 20
 """Maximum size of all extensions in bytes."""

@@ -278,7 +278,9 @@ def _unused_path(folder: Path, step: int) -> Path:
 def _publish(folder: Path, temporary: Path) -> Path:
     """Renames the temporary folder to the checkpoint's name and updates ``latest``."""
     path = folder / temporary.name[1:].rpartition(".")[0]
-    _flush(temporary)
+    for directory in (temporary / ROWS, temporary):
+        if directory.is_dir():
+            _flush(directory)
     os.rename(temporary, path)
     _flush(folder)
     with atomic_write(folder / LATEST) as file:
@@ -307,13 +309,20 @@ def _write_contents(folder: Path, checkpoint: Checkpoint, ranks: RankGroup, shar
 
 
 def _problem(ranks: RankGroup, write: Callable[[], object]) -> str | None:
-    """Calls a function on every rank, and returns the errors of writing on all of them; None if there are none."""
-    problem = None
+    """Calls a function on every rank, and returns the errors of writing on all of them; None if there are none.
+
+    Other errors, such as too little memory, are raised where they occur, after all ranks know of them.
+    """
+    problem, other = None, None
     try:
         write()
     except OSError as error:
         problem = _reason(error)
+    except Exception as error:
+        problem, other = f"{type(error).__name__}: {error}", error
     problems = ranks.all_gather_object(problem)
+    if other is not None:
+        raise other
     return "; ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(problems) if reason is not None) or None
 
 

@@ -201,7 +201,7 @@ class LiveTraining:
             self._psnr.add(step, psnr)
 
     def close(self) -> None:
-        """Ends all calls, which get no answer any more, and a pause."""
+        """Ends a pause and cancels all pending calls."""
         with self._condition:
             self._closed = True
             calls = [*self._images, *self._others]
