@@ -113,13 +113,12 @@ def edit(arguments: Namespace) -> int:
             elif option == "--merge":
                 with _open_other(arguments, values, in_memory=large is None) as other:
                     edited.merge(_align_frames(other, values, georeference))
+            elif option in MOVES:
+                matrix = _matrix(option, values)
+                edited.move(option, matrix)
+                georeference = None if georeference is None else georeference.moved(matrix)
             else:
                 edited.add(option, functools.partial(edit_independently, option=option, values=values))
-            if option in MOVES:
-                matrix = _matrix(option, values)
-                if isinstance(edited, MemoryEdit):
-                    edited.transform = matrix @ edited.transform
-                georeference = None if georeference is None else georeference.moved(matrix)
         if not any(option in MOVES for option, _ in operations):
             _note_lost_cameras(arguments.model, arguments.out)
         write(arguments, edited.finish(), start, georeference)
@@ -159,13 +158,11 @@ def edit_independently(gaussians: Gaussians, option: str, values: Any) -> Gaussi
             return crop_gaussians(gaussians, (tuple(values[:3]), tuple(values[3:])))
         case "--crop-sphere", (*center, radius):
             return crop_sphere(gaussians, center, radius)
-        case "--min-opacity" | "--max-scale" | "--max-isolation", _:
-            return prune_gaussians(gaussians, **{option[2:].replace("-", "_"): values})
         case "--drop-invalid", _:
             return prune_gaussians(gaussians, drop_invalid=True)
         case "--sh-degree", _:
             return set_sh_degree(gaussians, values)
-    return transform_gaussians(gaussians, _matrix(option, values))
+    return prune_gaussians(gaussians, **{option[2:].replace("-", "_"): values})
 
 
 class MemoryEdit:
@@ -179,6 +176,10 @@ class MemoryEdit:
 
     def add(self, option: str, function: Callable[[Gaussians], Gaussians]) -> None:
         self._replace(option, function(self.gaussians))
+
+    def move(self, option: str, matrix: Tensor) -> None:
+        self.add(option, lambda gaussians: transform_gaussians(gaussians, matrix))
+        self.transform = matrix @ self.transform
 
     def merge(self, other: Rows) -> None:
         self._replace("--merge", merge_models([self.gaussians, other.read(0, len(other))], warn=warn_user))

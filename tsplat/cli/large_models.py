@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, Self
 
+from torch import Tensor
+
 from .. import ArgumentError
 from ..scene import FileError, Gaussians, merge_models
 from ..scene.editing.levels import decimate_rows
@@ -16,6 +18,7 @@ from ..scene.formats.ply import open_ply_rows
 from ..scene.formats.quantization import valid_bounds
 from ..scene.gaussians import concatenate
 from ..scene.model_rows import MemoryRows, PassProgress, Rows, gather
+from ..scene.rotation import transform_gaussians
 from ..support.free_memory import available_bytes
 from ..support.progress import stage_display
 
@@ -182,6 +185,10 @@ class LargeEdit:
         if option == "--max-isolation":
             raise ArgumentError(f"{option}: not for a model larger than memory; crop or decimate it first")
         self._pending.append((option, function))
+
+    def move(self, option: str, matrix: Tensor) -> None:
+        """Adds a move by a matrix [4, 4]."""
+        self.add(option, lambda gaussians: transform_gaussians(gaussians, matrix))
 
     def finish(self) -> Rows:
         """Applies the operations, and returns the rows. Raises ArgumentError if none are left."""

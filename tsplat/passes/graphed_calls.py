@@ -139,16 +139,18 @@ class _GraphCache(ReplayCache):
         stream = torch.cuda.current_stream().cuda_stream if is_used else 0
         return [*super()._modes(), stream]  # as memory of graphs is ordered on one stream only
 
-    def _render_first(self, entry: _GraphEntry, arguments: dict[str, Any]) -> Any:
+    def _render_first(self, entry: CacheEntry, arguments: dict[str, Any]) -> Any:
+        assert isinstance(entry, _GraphEntry)
         entry.addresses = _addresses(_tensors(arguments))
         return super()._render_first(entry, arguments)
 
     def _observe_gradients(self, entry: CacheEntry, images: tuple[Tensor | None, ...]) -> None:
         """Gradients are copied to the memory of graphs, whatever their strides."""
 
-    def _runner(self, entry: _GraphEntry, arguments: dict[str, Any]) -> Runner | None:
+    def _runner(self, entry: CacheEntry, arguments: dict[str, Any]) -> Runner | None:
         """Returns the runner of an entry. Its passes are captured again if what they read in place has moved, which is
         copied from then on."""
+        assert isinstance(entry, _GraphEntry)
         tensors = _tensors(arguments)
         addresses = [old if old == new else None for old, new in zip(entry.addresses, _addresses(tensors), strict=True)]
         if entry.runner is not None and addresses == entry.addresses:

@@ -187,12 +187,11 @@ class ReplayCache:
             torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
         ]  # fmt: skip
 
-    def _runner(self, entry: Any, arguments: dict[str, Any]) -> Runner | None:
+    def _runner(self, entry: CacheEntry, arguments: dict[str, Any]) -> Runner | None:
         """Returns the runner of an entry, which is traced if it was not; None if that fails."""
         if entry.runner is None and (traced := self._trace(entry, arguments)) is not None:
             entry.runner = ReplayRunner(traced)
-        runner: Runner | None = entry.runner
-        return runner
+        return entry.runner
 
     def _add(self, key: Hashable, entry: CacheEntry) -> CacheEntry:
         with self._lock:
@@ -201,7 +200,7 @@ class ReplayCache:
             self._entries[key] = entry
         return entry
 
-    def _render_first(self, entry: Any, arguments: dict[str, Any]) -> Any:
+    def _render_first(self, entry: CacheEntry, arguments: dict[str, Any]) -> Any:
         """Renders by the stages, and learns how many intersections there are."""
         rendered, device = self._function(**arguments), arguments["means"].device
         meta = rendered[-1].source

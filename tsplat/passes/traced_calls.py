@@ -93,23 +93,55 @@ class BackwardPass(NamedTuple):
                 bases[base][:n].zero_()
 
 
+class _ForwardTrace(NamedTuple):
+    """The results of a function that was traced.
+
+    Attributes:
+        images: What the function returned but ``meta``, and behind that the images in ``meta``.
+        n_images: The number of the former.
+        in_meta: For each image in ``meta``, its number.
+        values: The values of ``meta`` that are not computed when they are read.
+        meta_inputs: What the others are computed from.
+        needed: The sizes that lists needed.
+    """
+
+    images: list[Tensor | None]
+    n_images: int
+    in_meta: dict[str, int]
+    values: dict[str, Any]
+    meta_inputs: Any
+    needed: Tensor
+
+
+class _BackwardTrace(NamedTuple):
+    """The gradients of a function that was traced.
+
+    Attributes:
+        split: The number of steps before those from ``means2d`` to the inputs.
+        v_images: The gradients of images.
+        gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
+        v_means2d, v_rows: Gradients of ``means2d``, and of what else projection returned, by its name.
+        zeros: Gradients, by name, of what images do not depend on.
+    """
+
+    split: int
+    v_images: list[Tensor]
+    gradients: dict[int, Tensor | None]
+    v_means2d: Tensor | None
+    v_rows: dict[str, Tensor]
+    zeros: dict[str, Tensor]
+
+
 class _CallTrace(NamedTuple):
-    """The trace of a call, and what the call returned.
+    """The trace of a call, without the steps that nothing needs.
 
     Attributes:
         steps: Of the forward pass, then of the backward pass from images to ``means2d``, then of that to the inputs.
         n_forward, split: Where the second and the third of these begin.
         inputs: The tensors among the arguments.
-        images: What the function returned but ``meta``, and behind that the images in ``meta``.
-        n_images: The number of the former.
-        in_meta: For each image in ``meta``, its number.
-        values: The values of ``meta`` that are not computed when they are read.
-        meta_inputs, banded: What the others are computed from, with the intersections in place of their bands.
-        needed: The sizes that lists needed.
-        v_images: The gradients of images.
-        gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
-        v_means2d, v_rows: Gradients of ``means2d``, and of what else projection returned, by its name.
-        zeros: Gradients, by name, of what images do not depend on.
+        forward: What the call returned; its ``meta_inputs`` have the intersections in place of their bands.
+        banded: The intersections in their bands.
+        backward: The gradients of all images.
         on_gpu: Whether kernels run on a GPU, or an emulated one.
         slot_usage: See :class:`.Trace`.
     """
@@ -118,18 +150,9 @@ class _CallTrace(NamedTuple):
     n_forward: int
     split: int
     inputs: list[Tensor]
-    images: list[Tensor | None]
-    n_images: int
-    in_meta: dict[str, int]
-    values: dict[str, Any]
-    meta_inputs: Any
+    forward: _ForwardTrace
     banded: BandedIntersections
-    needed: Tensor
-    v_images: list[Tensor]
-    gradients: dict[int, Tensor | None]
-    v_means2d: Tensor | None
-    v_rows: dict[str, Tensor]
-    zeros: dict[str, Tensor]
+    backward: _BackwardTrace
     on_gpu: bool
     slot_usage: dict[int, tuple[TracedTensor, int]]
 
@@ -144,48 +167,19 @@ def _trace_call(
     forward = _trace_forward(trace, function, arguments)
     n_forward = len(trace.steps)
     backward = _trace_backward(trace, forward, inputs, v_strides)
-    meta_inputs = forward.meta_inputs._replace(intersections=forward.meta_inputs.intersections.whole)
+    banded: BandedIntersections = forward.meta_inputs.intersections
+    forward = forward._replace(meta_inputs=forward.meta_inputs._replace(intersections=banded.whole))
     results = [
-        *leaves((forward.images, meta_inputs, list(forward.values.values()), forward.needed), Tensor),
+        *leaves((forward.images, forward.meta_inputs, list(forward.values.values()), forward.needed), Tensor),
         *leaves((list(backward.gradients.values()), backward.v_means2d, list(backward.v_rows.values())), Tensor),
     ]
     needed = {storage_of(result) for result in results} | {n.storage for n, _ in trace.slot_usage.values()}
     is_live = live_steps(trace.steps, needed)
+    steps = list(itertools.compress(trace.steps, is_live))
+    split = sum(is_live[: backward.split])
     return _CallTrace(
-        steps=list(itertools.compress(trace.steps, is_live)),
-        n_forward=sum(is_live[:n_forward]),
-        split=sum(is_live[: backward.split]),
-        inputs=inputs,
-        images=forward.images,
-        n_images=forward.n_images,
-        in_meta=forward.in_meta,
-        values=forward.values,
-        meta_inputs=meta_inputs,
-        banded=forward.meta_inputs.intersections,
-        needed=forward.needed,
-        v_images=backward.v_images,
-        gradients=backward.gradients,
-        v_means2d=backward.v_means2d,
-        v_rows=backward.v_rows,
-        zeros=backward.zeros,
-        on_gpu=on_gpu,
-        slot_usage=trace.slot_usage,
+        steps, sum(is_live[:n_forward]), split, inputs, forward, banded, backward, on_gpu, trace.slot_usage
     )
-
-
-class _ForwardTrace(NamedTuple):
-    """The results of a function that was traced: some attributes of :class:`_CallTrace`.
-
-    Attributes:
-        meta_inputs: With the intersections in their bands.
-    """
-
-    images: list[Tensor | None]
-    n_images: int
-    in_meta: dict[str, int]
-    values: dict[str, Any]
-    meta_inputs: Any
-    needed: Tensor
 
 
 def _trace_forward(trace: Trace, function: Callable[..., Any], arguments: dict[str, Any]) -> _ForwardTrace:
@@ -199,21 +193,6 @@ def _trace_forward(trace: Trace, function: Callable[..., Any], arguments: dict[s
     images += [image for image in extra.values() if all(image is not other for other in images)]
     in_meta = {name: next(i for i, other in enumerate(images) if other is image) for name, image in extra.items()}
     return _ForwardTrace(images, n_images, in_meta, values, meta.source, check.needed)
-
-
-class _BackwardTrace(NamedTuple):
-    """The gradients of a function that was traced: some attributes of :class:`_CallTrace`.
-
-    Attributes:
-        split: The number of steps before those from ``means2d`` to the inputs.
-    """
-
-    split: int
-    v_images: list[Tensor]
-    gradients: dict[int, Tensor | None]
-    v_means2d: Tensor | None
-    v_rows: dict[str, Tensor]
-    zeros: dict[str, Tensor]
 
 
 def _trace_backward(
@@ -300,7 +279,7 @@ class TracedCall:
         outputs: The bases that it allocates for images, ``means2d`` and ``gradient_2dgs``.
         saved_arena, scratch: Its arenas. The first is needed by backward passes and ``meta``, the second not after the
             pass.
-        images, n_images, in_meta: As in :class:`_CallTrace`, with views.
+        images, n_images, in_meta: As in :class:`_ForwardTrace`, with views.
         differentiable: Which images are, by number.
         means2d: The view of ``means2d``.
         gradient_2dgs: That of ``gradient_2dgs``, or None.
@@ -334,71 +313,76 @@ class TracedCall:
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
             copies = {n: copy_with_layout(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
             call = _trace_call(function, copies, v_strides)
-        self.capacities: Capacities = call.meta_inputs.options.capacity
-        self.is_packed: bool = call.meta_inputs.options.packed
+        self.capacities: Capacities = call.forward.meta_inputs.options.capacity
+        self.is_packed: bool = call.forward.meta_inputs.options.packed
         bases = Bases()
         self._place_forward(call, bases)
         self._place_meta(call, bases)
         self._place_backward(call, bases)
 
     def _place_forward(self, call: _CallTrace, bases: Bases) -> None:
+        forward = call.forward
         self.n_inputs = len(call.inputs)
         for tensor in call.inputs:
             bases.add(TracedTensor.of(tensor))
-        means2d, gradient_2dgs = call.values["means2d"], call.values.get("gradient_2dgs")
-        outputs = [tensor for tensor in (*call.images, means2d, gradient_2dgs) if tensor is not None]
+        means2d, gradient_2dgs = forward.values["means2d"], forward.values.get("gradient_2dgs")
+        outputs = [tensor for tensor in (*forward.images, means2d, gradient_2dgs) if tensor is not None]
         if any(bases.has(storage_of(tensor)) for tensor in outputs):
             raise UnsupportedError("an image is a view of an input")
         self.outputs = [add_output(bases, tensor) for tensor in outputs if not bases.has(storage_of(tensor))]
         steps, rest = call.steps[: call.n_forward], call.steps[call.n_forward :]
         lifetimes = lifetimes_of(steps, bases)
         saved = {tensor.storage for step in rest for tensor in tensors_of(step)}
-        saved |= {storage_of(t) for t in leaves((call.meta_inputs, *call.values.values(), call.needed), Tensor)}
+        saved |= {
+            storage_of(t) for t in leaves((forward.meta_inputs, *forward.values.values(), forward.needed), Tensor)
+        }
         saved |= {n.storage for n, _ in call.slot_usage.values()}
         self.saved_arena = add_arena(
             bases, [Lifetime(s, life.size, 0, FOREVER) for s, life in lifetimes.items() if s in saved]
         )
         self.scratch = add_arena(bases, [life for s, life in lifetimes.items() if s not in saved])
         self.images = [
-            None if image is None else view_of_output(bases, image.detach(), self.outputs) for image in call.images
+            None if image is None else view_of_output(bases, image.detach(), self.outputs) for image in forward.images
         ]
-        self.n_images, self.in_meta = call.n_images, call.in_meta
-        self.differentiable = [i for i, t in enumerate(call.images) if t is not None and t.requires_grad]
+        self.n_images, self.in_meta = forward.n_images, forward.in_meta
+        self.differentiable = [i for i, t in enumerate(forward.images) if t is not None and t.requires_grad]
         self.means2d = view_of_output(bases, means2d, self.outputs)
         self.gradient_2dgs = None if gradient_2dgs is None else bases.view(gradient_2dgs)
         self.device, self.on_gpu = means2d.device, call.on_gpu
         # On a GPU, a call reads what lists need as soon as the last ones are counted, before these are composited.
-        n = _last_use(steps, call.needed) + 1
+        n = _last_use(steps, forward.needed) + 1
         parts = (steps[:n], steps[n:]) if self.on_gpu else (steps,)
         self.forward = [Pass(part, bases, range(bases.n), on_gpu=self.on_gpu) for part in parts]
 
     def _place_meta(self, call: _CallTrace, bases: Bases) -> None:
-        values, special = call.values, {"means2d", "gradient_2dgs", *call.in_meta}
+        forward = call.forward
+        values, special = forward.values, {"means2d", "gradient_2dgs", *forward.in_meta}
         self.meta_keys = list(values)
         self.meta_constants = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
         self.rows = {n: bases.view(v) for n, v in values.items() if isinstance(v, Tensor) and n not in special}
         self.budget, self.bands = copy.copy(call.banded.budget), call.banded.bands
         self.budget.limit, self.budget.peak_bytes = None, 0
-        self.meta_inputs: MetaInputs = map_tree(call.meta_inputs, Tensor, bases.view)
-        self.needed = bases.view(call.needed)
+        self.meta_inputs: MetaInputs = map_tree(forward.meta_inputs, Tensor, bases.view)
+        self.needed = bases.view(forward.needed)
         views: list[View] = [*self.rows.values(), self.needed, self.means2d]
         map_tree(self.meta_inputs, View, views.append)
         self.meta_bases = sorted({view.base for view in views})
 
     def _place_backward(self, call: _CallTrace, bases: Bases) -> None:
-        n_forward, dtype = bases.n, call.values["means2d"].dtype
+        forward, backward = call.forward, call.backward
+        n_forward, dtype = bases.n, forward.values["means2d"].dtype
         first, second = call.steps[call.n_forward : call.split], call.steps[call.split :]
-        self.v_images = [add_output(bases, v) for v in call.v_images]
-        self.v_views = [None if v.is_contiguous() else bases.view(v) for v in call.v_images]
+        self.v_images = [add_output(bases, v) for v in backward.v_images]
+        self.v_views = [None if v.is_contiguous() else bases.view(v) for v in backward.v_images]
         self.v_means2d: tuple[Output, bool] | None = None
-        if (v_means2d := call.v_means2d) is not None:
+        if (v_means2d := backward.v_means2d) is not None:
             output = add_output(bases, v_means2d)
-            self.v_means2d = output, "means2d" not in call.zeros
+            self.v_means2d = output, "means2d" not in backward.zeros
             if output.shape != self.means2d.shape:
                 raise UnsupportedError("the gradient of means2d is a part of another tensor")
-        if any(g is not None and bases.has(storage_of(g)) for g in call.gradients.values()):
+        if any(g is not None and bases.has(storage_of(g)) for g in backward.gradients.values()):
             raise UnsupportedError("a gradient is a view of another tensor of the call")
-        zeros = [v for name, v in call.v_rows.items() if name in call.zeros]
+        zeros = [v for name, v in backward.v_rows.items() if name in backward.zeros]
         of_first, of_second = lifetimes_of(first, bases), lifetimes_of(second, bases)
         handed_over = [life for storage, life in of_first.items() if storage in of_second]
         if any(life.size % dtype.itemsize for life in handed_over):
@@ -406,14 +390,16 @@ class TracedCall:
         v_carrier, size, n_zeros = _arena_after_zeros(bases, zeros, handed_over)
         self.v_carrier = Output(v_carrier, (max(size // dtype.itemsize, 1),), (1,), dtype)
         self.handed_over = [] if self.v_means2d is None else [self.v_means2d[0].base, v_carrier]
-        self.v_row = {name: bases.view(call.v_rows[row]) for name, row in ROWS.items() if row in call.v_rows}
+        self.v_row = {name: bases.view(backward.v_rows[row]) for name, row in ROWS.items() if row in backward.v_rows}
         if any(view.base != v_carrier for view in self.v_row.values()):
             raise UnsupportedError("a gradient of rows does not go to the inputs")
-        self.zero = torch.zeros(1, dtype=dtype, device=call.values["means2d"].device)
+        self.zero = torch.zeros(1, dtype=dtype, device=forward.values["means2d"].device)
         passes = []
         for steps, lifetimes, is_second in ((first, of_first, False), (second, of_second, True)):
             gradients = {
-                i: g for i, g in call.gradients.items() if (g is not None and storage_of(g) in of_second) == is_second
+                i: g
+                for i, g in backward.gradients.items()
+                if (g is not None and storage_of(g) in of_second) == is_second
             }
             outputs = [
                 add_output(bases, g) for g in gradients.values() if g is not None and not bases.has(storage_of(g))

@@ -18,9 +18,9 @@ BLOCK = 128
 
 
 @triton.jit
-def _store_record(out, values, mask, WIDE: tl.constexpr):
-    """Stores the values of records, with 16-byte stores if WIDE."""
-    if WIDE:
+def _store_record(out, values, mask, FAST: tl.constexpr):
+    """Stores the values of records, with 16-byte stores if FAST."""
+    if FAST:
         for k in tl.static_range(0, len(values), 4):
             even = tl.join(values[k], values[k + 2])
             odd = tl.join(values[k + 1], values[k + 3])
@@ -42,7 +42,7 @@ def _pack_kernel(
     large,  # [nnz] bool, output, or None
     n_rows: "Int", color_stride: "Int",
     FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-    ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes records: values of the footprint, log2(o), min(o, alpha_max), and features. One lane per row."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -66,7 +66,7 @@ def _pack_kernel(
         values = values + (tl.load(depths + row, mask=mask, other=0.0),)
     for _ in tl.static_range(FOOTPRINT.VALUES + OPACITY_VALUES + COLORS + (depths is not None), WIDTH):
         values = values + (tl.zeros_like(opacity),)
-    _store_record(records + row * WIDTH, values, mask, WIDE)
+    _store_record(records + row * WIDTH, values, mask, FAST)
     if large is not None:
         tl.store(large + row, FOOTPRINT.is_large(shape, opacity, TILE, ALPHA_MIN), mask=mask)
 
@@ -149,6 +149,6 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
         TILE=settings.tile_size,
         ALPHA_MAX=settings.numerics.alpha_max,
         ALPHA_MIN=ALPHA_MIN,
-        WIDE=approximate(records),
+        FAST=approximate(records),
     )
     return records
