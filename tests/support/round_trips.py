@@ -1,6 +1,8 @@
 """The largest errors of models after writing and reading, as the writers document them."""
 
+import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -8,8 +10,9 @@ from torch import Tensor
 
 from tsplat.scene import Gaussians, morton_order
 from tsplat.scene.formats import compressed_ply, sog_writer, spz_writer
-from tsplat.scene.formats.quantization import valid_bounds
+from tsplat.scene.formats.quantization import levels, valid_bounds
 from tsplat.scene.model_rows import as_rows, codes_of
+from tsplat.scene.sh_colors import colors_of_sh
 
 FLOAT_EPSILON = 2.0**-22
 """Relative error of a few operations in float32."""
@@ -22,6 +25,7 @@ LINEAR = ("glb", "gltf", "usda", "usdc", "usdz")
 WRITERS = {"compressed-ply": compressed_ply, "spz": spz_writer, "sog": sog_writer}
 
 ANGLES = {
+    "splat": 2 * math.sqrt(4) / 2 / 127,
     "compressed-ply": 2 * math.sqrt(6) / 1023,
     "spz": 2 * math.sqrt(3) / (math.sqrt(2) * 511),
     "sog": 2 * math.sqrt(6) / 255,
@@ -43,8 +47,20 @@ def angles_between(one: Gaussians, other: Gaussians) -> Tensor:
     return 4 * (chords / 2).clamp(max=1).asin()
 
 
-def check_round_trip(format: str, gaussians: Gaussians, found: Gaussians) -> None:
-    """Checks Gaussians found in a file of a format against those written to it."""
+def check_round_trip(format: str, gaussians: Gaussians, found: Gaussians, origin: Sequence[float] = ()) -> None:
+    """Checks Gaussians found in a file of a format against those written to it.
+
+    Args:
+        origin: What the means in the file are moved by, in double precision; empty if they are not.
+    """
+    if origin and len(gaussians) == len(found):
+        means = gaussians.means.double()
+        # Sums of doubles, their differences from the origin, and those in float32.
+        tolerance = 2.0**-51 * (max(map(abs, origin)) + means.abs()) + FLOAT_EPSILON * means.abs()
+        _check(f"{format}: means relative to an origin", found.means, gaussians.means, tolerance)
+        found = dataclasses.replace(found, means=gaussians.means)
+    if format == "splat":
+        gaussians = dataclasses.replace(gaussians, antialiased=False)
     wrote, read = ((len(one), one.sh_degree, one.antialiased) for one in (gaussians, found))
     if wrote != read:
         raise RoundTripError(f"{format}: wrote (count, SH degree, antialiased) {wrote}, read {read}")
@@ -84,6 +100,12 @@ def file_order(format: str, gaussians: Gaussians) -> Tensor:
     """Returns the ids of the Gaussians in the order of a file; of Streamed SOG, in that of its finest level."""
     if format == "streamed-sog":
         return morton_order(gaussians.means)
+    if format == "splat":
+        alphas = levels(gaussians.opacity_logits.double().sigmoid().numpy() * 255)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            scales = gaussians.log_scales.double().exp().numpy().astype(np.float32)
+            sizes = np.log(scales.astype(np.float64)).sum(1) + np.log(alphas)
+        return torch.from_numpy(np.argsort(-sizes, kind="stable"))
     writer = WRITERS[format]
     if format == "compressed-ply":
         return torch.from_numpy(writer.encode_means(gaussians.means.numpy())[0])
@@ -99,6 +121,14 @@ def _check_linear(format: str, expected: Gaussians, found: Gaussians) -> None:
     _check(f"{format}: log scales", found.log_scales, log_scales, 1e-7 + FLOAT_EPSILON * log_scales.abs())
     _check(f"{format}: opacities", found.opacities, expected.opacities, 1.2e-6)
     _check(f"{format}: rotations", angles_between(found, expected), torch.zeros(len(found)), 1e-6)
+
+
+def _check_splat(expected: Gaussians, found: Gaussians) -> None:
+    _check("splat: means", found.means, expected.means, 0)
+    log_scales = expected.log_scales.clamp(-80, 80)
+    tolerance = 1e-7 + FLOAT_EPSILON * log_scales.abs()
+    _check("splat: log scales", found.log_scales.clamp(-80, 80), log_scales, tolerance)
+    _check("splat: colors", colors_of_sh(found.sh0), colors_of_sh(expected.sh0).clamp(0, 1), 0.5 / 255 + 1e-6)
 
 
 def _check_compressed_ply(expected: Gaussians, found: Gaussians) -> None:
@@ -124,7 +154,11 @@ def _check_spz(expected: Gaussians, found: Gaussians) -> None:
     exponent = math.frexp(float(expected.means.abs().max()))[1]
     step = max(2.0 ** (exponent - 24), 2.0 ** (min(exponent, 0) - 13), 2.0**-25)
     _check("spz: means", found.means, expected.means, step)
-    _check("spz: log scales", found.log_scales, expected.log_scales.clamp(-10, 5.9375), 1 / 32 + 1e-5)
+    log_scales = expected.log_scales.clamp(-10, 5.9375)
+    if found.surfels:  # All third scales are the smallest of the format.
+        _check("spz: third log scales", torch.full((len(found),), -10.0), log_scales[:, 2], 1 / 32 + 1e-5)
+    n = found.n_scales
+    _check("spz: log scales", found.log_scales[:, :n], log_scales[:, :n], 1 / 32 + 1e-5)
     _check("spz: sh0", found.sh0, expected.sh0.clamp(-10 / 3, 10 / 3), 1 / 76.5 + 1e-5)
     shN = expected.shN.clamp(-1, 1)
     _check("spz: shN", found.shN, shN, torch.where(shN.abs() <= 127 / 128, 1 / 256 + 1e-6, 1 / 128))
@@ -166,4 +200,4 @@ def _check_codebook(name: str, found: Tensor, expected: Tensor, weights: float |
         raise RoundTripError(f"{name}: the codebook has a weighted RMS error of {rms:.3g}, {without:.3g} without one")
 
 
-CHECKS = {"compressed-ply": _check_compressed_ply, "spz": _check_spz, "sog": _check_sog}
+CHECKS = {"splat": _check_splat, "compressed-ply": _check_compressed_ply, "spz": _check_spz, "sog": _check_sog}

@@ -30,7 +30,7 @@ FORMATS = (
         "realitycapture",
         "metashape",
     ),
-    *("polycam", "polycam_depth", "record3d", "las", "laz", "e57"),
+    *("polycam", "polycam_depth", "record3d", "las", "laz", "laz_layers", "e57"),
 )
 LENS = "OPENCV 40 30 50 50 20 15 0.05 0.01 0.001 0.001"
 COORDINATE_MAX = 1e12
@@ -42,10 +42,12 @@ class Scene(DamagedFiles):
     def __init__(self, folder: Path, kind: str) -> None:
         views = sample_views()[:4]
         images = folder / "images"
-        if kind in ("las", "laz", "e57"):
-            write_transforms(folder, views, ply_file_path=f"points.{kind}")
+        if kind in ("las", "laz", "laz_layers", "e57"):
+            name = f"points.{kind.removesuffix('_layers')}"
+            write_transforms(folder, views, ply_file_path=name)
             points = POINTS.double().numpy()
-            (write_e57 if kind == "e57" else write_las)(folder / f"points.{kind}", points)
+            options = {"version": "1.4", "point_format": 7} if kind == "laz_layers" else {}
+            (write_e57 if kind == "e57" else write_las)(folder / name, points, **options)
         elif kind in ("transforms", "point_cloud"):
             write_transforms(folder, views, k1=0.05, k2=0.01, ply_file_path="points.ply")
             header = "ply\nformat binary_little_endian 1.0\nelement vertex 3\n"
@@ -86,6 +88,7 @@ class Scene(DamagedFiles):
             "polycam_depth": "keyframes/depth/*.png",
             "record3d": "metadata.json",
             **{name: f"points.{name}" for name in ("las", "laz", "e57")},
+            "laz_layers": "points.laz",
         }
         super().__init__(folder, folder.glob(patterns.get(kind, "images/*")))
 

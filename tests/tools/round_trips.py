@@ -1,28 +1,51 @@
 """Writes and reads random models in every format: `python -m tests.tools.round_trips --count 500`.
 
-Models have 0 to 10,000 Gaussians of SH degree 0 to 4, at any place and scale, and some have extreme values. Errors have
-to be within those that the writers document.
+Models have 0 to 10,000 Gaussians of SH degree 0 to 4, at any place and scale, and some have extreme values. Each is
+written in its own frame and in that of a scene in UTM, Swiss (LV95) or geocentric (ECEF) coordinates. Errors have to be
+within those that the writers document.
 """
 
 import argparse
 import collections
 import importlib.util
+import itertools
 import tempfile
 import traceback
+import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tests.support.forked_usd import forked_usd
-from tests.support.round_trips import check_round_trip
+from tests.support.round_trips import RoundTripError, check_round_trip
 from tsplat.errors import ArgumentError
-from tsplat.scene import Gaussians, read_model, set_sh_degree, write_model
+from tsplat.scene import Gaussians, Georeference, read_georeference, read_model, set_sh_degree, write_model
+from tsplat.scene.formats.models import ABSOLUTE
 from tsplat.scene.formats.spz_writer import POSITION_MAX
+from tsplat.scene.georeference import FRAMES, ModelFrame
+from tsplat.scene.rotation import axis_rotations, similarity
 
-DEGREES_MAX = {"ply": 3, "compressed-ply": 3, "spz": 3, "spz4": 4, "sog": 3, "streamed-sog": 3, "glb": 3, "gltf": 3}
+DEGREES_MAX = {
+    "ply": 3,
+    "compressed-ply": 3,
+    "splat": 0,
+    "spz": 3,
+    "spz4": 4,
+    "sog": 3,
+    "streamed-sog": 3,
+    "glb": 3,
+    "gltf": 3,
+}
 DEGREES_MAX |= dict.fromkeys(("usda", "usdc", "usdz"), 4) if importlib.util.find_spec("pxr") else {}
 """Format -> largest SH degree; models of a higher one are written without it."""
+
+ORIGINS = (
+    (448_256.0, 5_411_840.0, 304.0),
+    (2_600_123.4567, 1_200_234.5678, 543.2109),
+    (4_278_990.123, 642_567.891, 4_670_543.219),
+)
+"""Origins of models in UTM, LV95 and ECEF coordinates."""
 
 EDGES = (0, 1, 2, 3, 255, 256, 257, 10_000)
 
@@ -98,16 +121,33 @@ def repeated(rng, arrays):
 CHANGES = (infinite, outliers, distant, unusual_rotations, constant, repeated)
 
 
-def check(path: Path, format: str, gaussians: Gaussians) -> str:
+def random_georeference(rng: Rng) -> Georeference:
+    """Draws the place of a model: half of the models have the axes and the unit of the files of their scene."""
+    origin = torch.tensor(ORIGINS[int(rng.integers(len(ORIGINS)))], dtype=torch.float64)
+    rotation, unit = similarity()[:3, :3], 1.0
+    if rng.random() < 0.5:
+        rotation, unit = axis_rotations(rng.uniform(-180, 180, 3).tolist()), 10 ** float(rng.uniform(-2, 2))
+    return Georeference(similarity(rotation, (-unit * rotation @ origin).tolist(), unit))
+
+
+def check(path: Path, format: str, gaussians: Gaussians, place: Georeference, frame: ModelFrame) -> str:
     """Writes and reads a model. Returns "within the tolerances", or "rejected" if SPZ cannot hold the positions."""
     gaussians = set_sh_degree(gaussians, min(gaussians.sh_degree, DEGREES_MAX[format]))
-    try:
-        write_model(path, gaussians, format=format)
-    except ArgumentError:
-        if format.startswith("spz") and float(gaussians.means.abs().max()) >= POSITION_MAX:
-            return "rejected"
-        raise
-    check_round_trip(format, gaussians, read_model(path))
+    shifted = place.shift(gaussians) if frame == "files" else gaussians
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of positions that a format rounds, and of origins
+        try:
+            write_model(path, gaussians, format=format, georeference=place, frame=frame)
+        except ArgumentError:
+            if format.startswith("spz") and float(shifted.means.abs().max()) >= POSITION_MAX:
+                return "rejected"
+            raise
+        found, found_place = read_model(path), read_georeference(path)
+    expected_place = place.shifted() if frame == "files" else place
+    if found_place is None or not torch.equal(found_place.world, expected_place.world):
+        raise RoundTripError(f"{format}: wrote the georeference {expected_place}, read {found_place}")
+    is_absolute = frame == "files" and format in ABSOLUTE
+    check_round_trip(format, shifted, found, expected_place.origin if is_absolute else ())
     return "within the tolerances"
 
 
@@ -120,13 +160,15 @@ def main(arguments: list[str] | None = None) -> int:
     outcomes: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder, forked_usd():
         for seed in range(options.seed, options.seed + options.count):
-            gaussians = random_model(np.random.default_rng(seed), 4)
-            for format in options.formats:
+            rng = np.random.default_rng(seed)
+            gaussians, place = random_model(rng, 4), random_georeference(rng)
+            for format, frame in itertools.product(options.formats, FRAMES):
+                path, what = Path(folder) / (f"a.{format}" if format == "splat" else format), f"{format}, {frame}"
                 try:
-                    outcomes[f"{format}: {check(Path(folder) / format, format, gaussians)}"] += 1
+                    outcomes[f"{what}: {check(path, format, gaussians, place, frame)}"] += 1
                 except Exception:
-                    outcomes[f"{format}: failed"] += 1
-                    print(f"seed {seed}, {len(gaussians)} Gaussians, {format}:\n{traceback.format_exc()}", flush=True)
+                    outcomes[f"{what}: failed"] += 1
+                    print(f"seed {seed}, {len(gaussians)} Gaussians, {what}:\n{traceback.format_exc()}", flush=True)
     print("\n".join(f"{outcomes[name]:6} {name}" for name in sorted(outcomes)))
     return int(any(name.endswith("failed") for name in outcomes))
 

@@ -297,7 +297,7 @@ def _opened(path: str | os.PathLike[str], verified: bool = False) -> Iterator[An
     require("PIL")
 
     try:
-        with _BoundedFile(path) as file:
+        with BoundedFile(path) as file:
             if verified and file.read(len(PNG)) == PNG:
                 file.seek(0)
                 open_image(file).verify()
@@ -320,7 +320,7 @@ def open_image(file: BinaryIO) -> Any:
         return Image.open(file)
 
 
-class _BoundedFile(io.BufferedReader):
+class BoundedFile(io.BufferedReader):
     """A file from which at most as many bytes are read as it has, even if a damaged length in it asks for more."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -1,6 +1,8 @@
 """Captures of Polycam and Record3D: cameras, borders, points of depth, what is missing and damaged."""
 
 import json
+import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -124,3 +126,20 @@ def test_maps_that_are_no_maps_are_errors(tmp_path, views):
         first.write_bytes(content)
         with pytest.raises(FileError, match=r"depth/.*\.png: "):
             read_capture(folder)
+
+
+def test_lengths_in_a_map_of_depth_allocate_no_more_than_its_file(tmp_path, views):
+    folder = write_polycam(tmp_path / "a", views[:4])
+    depth = next((folder / "keyframes" / "depth").iterdir())
+    content = bytearray(depth.read_bytes())
+    start = content.index(b"IDAT")
+    struct.pack_into(">I", content, start - 4, 2**31 - 1)
+    content[start + 20 :] = content[start + 40 :]
+    depth.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileError, match=r"depth/.*\.png: "):
+            read_capture(folder)
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()

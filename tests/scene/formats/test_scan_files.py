@@ -1,6 +1,7 @@
 """Point clouds of scanners, LAS, LAZ and E57: positions, colors, poses of scans, thinning, damage."""
 
 import math
+import struct
 
 import numpy as np
 import pytest
@@ -68,6 +69,48 @@ def test_damaged_files_are_errors(tmp_path, name):
     (tmp_path / name).unlink()
     with pytest.raises(FileError, match=rf"{name}: No such file"):
         read_point_cloud(tmp_path / name)
+
+
+def write_laz(path, version, point_format, n=60_000):
+    """A LAZ of two chunks, and where its points start."""
+    generator = np.random.default_rng(0)
+    points, colors = generator.normal(size=(n, 3)), generator.integers(0, 65536, (n, 3))
+    content = bytearray(write_las(path, points, colors, version, point_format).read_bytes())
+    return content, struct.unpack_from("<I", content, 96)[0]
+
+
+def chunk_size(content, start):
+    return bytes(content).index(b"laszip encoded") - 2 + 54 + 12  # of its record
+
+
+CHANGES = {
+    "a chunk of 4 billion points": lambda content, start: (chunk_size(content, start), "<I", 2**32 - 2),
+    "chunks without points": lambda content, start: (chunk_size(content, start), "<I", 0),
+    "a table behind the end": lambda content, start: (start, "<q", len(content)),
+    "a table before the points": lambda content, start: (start, "<q", -5),
+    "4 billion chunks": lambda content, start: (struct.unpack_from("<q", content, start)[0] + 4, "<I", 2**32 - 1),
+    "no chunks": lambda content, start: (struct.unpack_from("<q", content, start)[0] + 4, "<I", 0),
+    "layers of 4 GB": lambda content, start: (start + 8 + 36 + 8, "<I", 2**32 - 1),
+    "records of any size behind the points": lambda content, start: (243, "<I", 7),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("version", "point_format"), [("1.2", 2), ("1.4", 7)])
+def test_what_a_laz_announces_is_checked_before_it_is_allocated(tmp_path, version, point_format, change):
+    """lazrs ends the process where it cannot allocate, and laspy reads as much as a record says."""
+    if version == "1.2" and change in ("layers of 4 GB", "records of any size behind the points"):
+        pytest.skip("only in LAS 1.4")
+    path = tmp_path / "a.laz"
+    content, start = write_laz(path, version, point_format)
+    offset, layout, value = CHANGES[change](content, start)
+    struct.pack_into(layout, content, offset, value)
+    path.write_bytes(content)
+    if change.startswith("records"):  # which nobody needs
+        assert len(read_point_cloud(path)[0]) == 60_000
+        return
+    with pytest.raises(FileError, match=r"a\.laz: "):
+        read_point_cloud(path)
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.model_files import assert_same_rotations, random_gaussians
 from tsplat import ArgumentError
-from tsplat.scene import FileError, read_splat, write_splat
+from tsplat.scene import FileError, read_model, read_splat, write_splat
 
 
 def test_read_decodes_a_record(tmp_path):
@@ -64,3 +64,13 @@ def test_logarithms_are_refused(tmp_path):
     (tmp_path / "a.splat").write_bytes(negative + 2 * record)
     with pytest.warns(UserWarning, match="1 of 3 Gaussians have negative scales"):
         assert read_splat(tmp_path / "a.splat").valid.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("start", [b"{", b" {", b"\x1f\x8b", b"\n\t\r{"])
+def test_positions_may_begin_as_files_of_other_formats(tmp_path, start):
+    """A record has no mark: of 256 files, the first byte of one is a brace."""
+    write_splat(tmp_path / "a.splat", random_gaussians(9))
+    content = (tmp_path / "a.splat").read_bytes()
+    (tmp_path / "a.splat").write_bytes(start + content[len(start) :])
+    found = read_model(tmp_path / "a.splat", warn=str)
+    assert torch.equal(found.means, read_splat(tmp_path / "a.splat", warn=str).means)

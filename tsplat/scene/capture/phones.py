@@ -26,10 +26,10 @@ from torch import Tensor
 from ...arguments import describe
 from ...errors import FileError, MissingExtraError
 from ...support.extras import require
-from ...support.reading import open_file, read_json
+from ...support.reading import read_json
 from ..exr_maps import read_exr
 from ..formats.json_objects import finite_number, finite_numbers
-from ..images import open_image, read_image
+from ..images import BoundedFile, open_image, read_image
 from ..rotation import rotation_matrix, similarity
 from .initial_points import InitialPoints, bounds, random_points
 from .lenses import Lens
@@ -236,7 +236,7 @@ def _read_integers(path: Path) -> NDArray[Any]:
     """Returns the values [H, W] of a PNG of one channel."""
     require("PIL")
     try:
-        with open_file(path) as file, open_image(file) as image:
+        with BoundedFile(path) as file, open_image(file) as image:
             if max(image.size) > DEPTH_SIDE_MAX:
                 raise ValueError(f"expected at most {DEPTH_SIDE_MAX} pixels a side, found {image.size}")
             values = np.array(image)

@@ -179,7 +179,8 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         return read_ply(path, warn=warn)
     if suffix in XGRIDS:
         return XGRIDS[suffix](path, warn=warn)
-    is_json = start.lstrip()[:1] == b"{" and suffix != ".json"
+    # The first position of a .splat may begin with the byte of a brace.
+    is_json = start.lstrip()[:1] == b"{" and suffix not in (".json", ".splat")
     if start[:4] in (RAD_MAGIC, CHUNK_MAGIC) or suffix == ".rad":
         return read_rad(path, warn=warn)
     if start[:4] == GLTF_MAGIC or is_json or suffix in (".glb", ".gltf"):

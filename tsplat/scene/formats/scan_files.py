@@ -18,12 +18,21 @@ SUFFIXES = (".las", ".laz", ".e57")
 BLOCK = 1 << 20
 """Number of points that are read at a time."""
 
-HEADER, RECORD_BYTES = struct.Struct("<24xBB68xHII"), 54
-"""Of LAS: version, size of the header, start of the points, and number of records of variable length, with their
-minimum size."""
+HEADER, RECORD_BYTES = struct.Struct("<94xHII"), 54
+"""Of LAS: size of the header, start of the points, and number of records of variable length; and their minimum size."""
 
-EXTENDED, EXTENDED_BYTES = struct.Struct("<243xI"), 60
-"""Of LAS 1.4: number of such records after the points, with their minimum size."""
+LASZIP, LASZIP_ITEM = struct.Struct("<32xH"), struct.Struct("<HHH")
+"""The record of LAZ that says how points are compressed: the number of items of a point; and an item's type, size and
+version."""
+
+CHUNK_TABLE = struct.Struct("<II")
+"""Version and number of chunks, before their compressed sizes."""
+
+LAYERS: dict[int, int | None] = {10: 9, 11: 1, 12: 2, 13: 1, 14: None}
+"""Type of an item of LAS 1.4 -> number of layers that it is compressed as; None for one per byte."""
+
+CHUNK_BYTES_MAX = 1 << 30
+"""Largest chunk of LAZ in bytes; most have 50,000 points."""
 
 BLOCK_BYTES_MAX = 1 << 10
 """Largest record of a LAS point in bytes."""
@@ -66,7 +75,9 @@ def open_scan(path: str | os.PathLike[str]) -> Iterator[PointBlocks]:
             yield points
     except (FileError, UnsupportedError, MemoryError, OSError):
         raise
-    except Exception as error:  # the libraries raise errors of many types for damaged files
+    except BaseException as error:  # the libraries raise errors of many types for damaged files
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust
+            raise
         reason = " ".join(str(error).split())[:160]
         name = path.suffix[1:].upper()
         raise FileError(f"{path}: cannot be read as {name} ({reason or type(error).__name__})") from error
@@ -77,7 +88,7 @@ def _open_las(path: Path) -> Iterator[PointBlocks]:
     import laspy
 
     _check_records(path)
-    with laspy.open(path) as file:
+    with laspy.open(path, read_evlrs=False) as file:  # those after the points may say any size
         header = file.header
         if header.point_format.size > BLOCK_BYTES_MAX:
             raise FileError(f"{path}: expected points of at most {BLOCK_BYTES_MAX} bytes; it is damaged")
@@ -85,6 +96,8 @@ def _open_las(path: Path) -> Iterator[PointBlocks]:
         size = header.offset_to_point_data + header.point_count * header.point_format.size
         if not is_compressed and size > path.stat().st_size:
             raise FileError(f"{path}: expected {header.point_count:,} points, found fewer; it is cut short or damaged")
+        if is_compressed:
+            _check_chunks(path, header)
         has_colors = "red" in header.point_format.dimension_names
 
         def blocks(every: int) -> Blocks:
@@ -104,16 +117,55 @@ def _open_las(path: Path) -> Iterator[PointBlocks]:
 def _check_records(path: Path) -> None:
     """Raises FileError unless the records of variable length that a LAS header announces fit, which laspy reads."""
     with open_file(path) as file:
-        size, header = os.fstat(file.fileno()).st_size, file.read(EXTENDED.size)
+        size, header = os.fstat(file.fileno()).st_size, file.read(HEADER.size)
     if header[:4] != b"LASF" or len(header) < HEADER.size:
         raise FileError(f"{path}: expected LASF at its start, found {header[:4]!a}; not a LAS file")
-    major, minor, header_size, points_start, n_records = HEADER.unpack(header[: HEADER.size])
-    n_extended = EXTENDED.unpack(header)[-1] if (major, minor) >= (1, 4) and len(header) == EXTENDED.size else 0
-    if RECORD_BYTES * n_records > points_start - header_size or max(points_start, EXTENDED_BYTES * n_extended) > size:
+    header_size, points_start, n_records = HEADER.unpack(header)
+    if RECORD_BYTES * n_records > points_start - header_size or points_start > size:
         raise FileError(
-            f"{path}: its header says that it has {n_records:,} and {n_extended:,} records before and after points, "
-            f"which start at byte {points_start:,} of {size:,}; it is cut short or damaged"
+            f"{path}: its header says that it has {n_records:,} records before its points, which start at byte "
+            f"{points_start:,} of {size:,}; it is cut short or damaged"
         )
+
+
+def _check_chunks(path: Path, header: Any) -> None:
+    """Raises FileError unless the chunks that a LAZ file announces, and the layers in them, fit: lazrs allocates what
+    they say, and ends the process if it cannot.
+    """
+    import lazrs
+
+    damaged = FileError(f"{path}: its chunks do not fit into it; it is cut short or damaged")
+    record = header.vlrs.get("LasZipVlr")[0].record_data
+    (n_items,) = LASZIP.unpack_from(record)
+    items = [LASZIP_ITEM.unpack_from(record, LASZIP.size + LASZIP_ITEM.size * i) for i in range(n_items)]
+    point_size = sum(size for _, size, _ in items)
+    n_layers = sum(size if (n := LAYERS[type_]) is None else n for type_, size, _ in items if type_ in LAYERS)
+    start, size = header.offset_to_point_data, path.stat().st_size
+    with open_file(path) as file:
+        file.seek(start)
+        (table,) = struct.unpack("<q", file.read(8))
+        if table == -1:  # of a writer that could not go back
+            file.seek(size - 8)
+            (table,) = struct.unpack("<q", file.read(8))
+        if not start + 8 <= table <= size - CHUNK_TABLE.size:
+            raise damaged
+        file.seek(table)
+        _, n_chunks = CHUNK_TABLE.unpack(file.read(CHUNK_TABLE.size))
+        if n_chunks * point_size > table - start:
+            raise damaged
+        file.seek(start)
+        position = start + 8
+        layers = struct.Struct(f"<{point_size}x4x{n_layers}I")  # after a first point, and the number of points
+        for n_points, n_bytes in lazrs.read_chunk_table(file, lazrs.LazVlr(record)):
+            if not 0 < n_points * point_size <= CHUNK_BYTES_MAX:
+                raise damaged
+            if n_bytes > table - position or (n_layers and n_bytes < layers.size):
+                raise damaged
+            if n_layers:
+                file.seek(position)
+                if sum(layers.unpack(file.read(layers.size))) > n_bytes - layers.size:
+                    raise damaged
+            position += n_bytes
 
 
 @contextlib.contextmanager

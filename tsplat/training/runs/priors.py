@@ -15,6 +15,7 @@ from ...formulas.pixel_centers import pixel_centers
 from ...scene.cameras import Camera, project_points
 from ...scene.capture.views import Capture, View
 from ...scene.exr_maps import read_exr
+from ...scene.images import BoundedFile, open_image
 from ...support.extras import require
 from ..configuration import DepthKind, RunConfig
 
@@ -384,9 +385,7 @@ def _read(path: Path, name: str, kind: DepthKind) -> Tensor:
             array = read_exr(path, n_channels)
         else:
             require("PIL")
-            from PIL import Image
-
-            with Image.open(path) as image:
+            with BoundedFile(path) as file, open_image(file) as image:
                 array = np.array(image)
             largest = np.iinfo(array.dtype).max if array.dtype != np.int32 else 65535  # Pillow's 16 bits
             # Black is not a normal: such pixels are unknown.
