@@ -21,15 +21,15 @@ BLOCK = 1 << 20
 HEADER, RECORD_BYTES = struct.Struct("<94xHII"), 54
 """Of LAS: size of the header, start of the points, and number of records of variable length; and their minimum size."""
 
-LASZIP, LASZIP_ITEM = struct.Struct("<32xH"), struct.Struct("<HHH")
-"""The record of LAZ that says how points are compressed: the number of items of a point; and an item's type, size and
+LASZIP, LASZIP_FIELD = struct.Struct("<32xH"), struct.Struct("<HHH")
+"""The record of LAZ that says how points are compressed: the number of fields of a point; and a field's type, size and
 version."""
 
 CHUNK_TABLE = struct.Struct("<II")
 """Version and number of chunks, before their compressed sizes."""
 
 LAYERS: dict[int, int | None] = {10: 9, 11: 1, 12: 2, 13: 1, 14: None}
-"""Type of an item of LAS 1.4 -> number of layers that it is compressed as; None for one per byte."""
+"""Type of a field of LAS 1.4 -> number of layers that it is compressed as; None for one per byte."""
 
 CHUNK_BYTES_MAX = 1 << 30
 """Largest chunk of LAZ in bytes; most have 50,000 points."""
@@ -136,10 +136,10 @@ def _check_chunks(path: Path, header: Any) -> None:
 
     damaged = FileError(f"{path}: its chunks do not fit into it; it is cut short or damaged")
     record = header.vlrs.get("LasZipVlr")[0].record_data
-    (n_items,) = LASZIP.unpack_from(record)
-    items = [LASZIP_ITEM.unpack_from(record, LASZIP.size + LASZIP_ITEM.size * i) for i in range(n_items)]
-    point_size = sum(size for _, size, _ in items)
-    n_layers = sum(size if (n := LAYERS[type_]) is None else n for type_, size, _ in items if type_ in LAYERS)
+    (n_fields,) = LASZIP.unpack_from(record)
+    fields = [LASZIP_FIELD.unpack_from(record, LASZIP.size + LASZIP_FIELD.size * i) for i in range(n_fields)]
+    point_size = sum(size for _, size, _ in fields)
+    n_layers = sum(size if (n := LAYERS[type_]) is None else n for type_, size, _ in fields if type_ in LAYERS)
     start, size = header.offset_to_point_data, path.stat().st_size
     with open_file(path) as file:
         file.seek(start)

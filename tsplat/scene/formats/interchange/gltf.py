@@ -120,10 +120,12 @@ class _Document:
             self.warn(f"{self.path}: {relative_to(origin.tolist())}")
         meshes: dict[int, list[Gaussians]] = {}
         models: list[Gaussians] = []
+        is_moved = False
         instances = self._placed_meshes()
         self._check_memory([mesh for _, mesh, _ in instances])
         for node, mesh, matrix in instances:
             matrix[:3, 3] -= torch.from_numpy(origin * SIGNS)
+            is_moved |= bool(matrix[:3, 3].any())
             if mesh not in meshes:
                 meshes[mesh] = self._mesh(self._entry("meshes", mesh))
             try:
@@ -138,7 +140,7 @@ class _Document:
                 np.zeros((0, *shape)) for shape in ModelProperties(degree).shapes.values()
             )
             models = [gaussians_from_arrays(means, scales, quats, opacities, sh0, shN)]
-        return join_models(self.path, models, flags.values.get("antialiased") is True, self.warn)
+        return join_models(self.path, models, flags.values.get("antialiased") is True, is_moved, self.warn)
 
     def _check_memory(self, meshes: list[int]) -> None:
         """Counts the Gaussians of meshes, which several nodes and primitives may share, before any are read."""

@@ -80,15 +80,16 @@ def move_and_flip(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, i
     return flip_axes(gaussians, signs)
 
 
-def join_models(path: object, models: list[Gaussians], antialiased: bool, warn: Warn) -> Gaussians:
+def join_models(path: object, models: list[Gaussians], antialiased: bool, is_moved: bool, warn: Warn) -> Gaussians:
     """Returns the Gaussians of all models of a file as one, with its antialiased flag.
 
-    Calls `warn` with a note if they are so far from zero, as in UTM, that single precision rounds their positions.
+    Calls `warn` with a note if the file moves them (`is_moved`) so far from zero, as in UTM, that single precision
+    rounds their positions.
     """
     if len({model.surfels for model in models}) > 1:  # 2D Gaussians become flat 3D ones
         models = [dataclasses.replace(model, surfels=False) for model in models]
     merged = merge_models(models, warn=warn)
-    if origin := far_origin(merged.means[:: 1 + len(merged) // SAMPLED]):
+    if is_moved and (origin := far_origin(merged.means[:: 1 + len(merged) // SAMPLED])):
         x, y, z = origin
         warn(
             f"{path}: its Gaussians are around ({x:.15g}, {y:.15g}, {z:.15g}), where single precision rounds positions "

@@ -72,6 +72,7 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     with open_file(path) as file:
         start = file.read(4)
     models: list[Gaussians] = []
+    is_moved = False
     with tempfile.TemporaryDirectory() as folder:
         stage = _read_stage(Path(path), start, Path(folder))
         check_model_memory(str(path), stage["count"])
@@ -85,6 +86,7 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
             if stage["up"] == "Z":  # a quarter turn about x
                 matrix = torch.stack([matrix[0], matrix[2], -matrix[1], matrix[3]])
             matrix[:3, 3] -= matrix.new_tensor([sign * value for sign, value in zip(SIGNS, origin, strict=True)])
+            is_moved |= bool(matrix[:3, 3].any())
             try:
                 gaussians = _read_prim(f"{path}: {prim['path']}", Path(folder), prim, warn)
                 models.append(move_and_flip(gaussians, matrix, SIGNS))
@@ -92,7 +94,7 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
                 raise UnsupportedError(f"{path}: {prim['path']}: {error}") from error
     if not models:
         raise FileError(f"{path}: has no Gaussians; expected a prim of the type {TYPE}")
-    return join_models(path, models, ANTIALIASED in stage["flags"], warn)
+    return join_models(path, models, ANTIALIASED in stage["flags"], is_moved, warn)
 
 
 def _read_stage(path: Path, start: bytes, folder: Path) -> dict[str, Any]:
