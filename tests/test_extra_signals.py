@@ -184,10 +184,15 @@ def test_colors_may_be_none_for_depth_only():
         tsplat.rasterization(**scene, render_mode="RGB+D")
 
 
-def test_tile_size_none_is_16():
+def test_tile_size_none_is_that_of_gsplat():
     scene = scenes.make(STRUCTURE)
-    _, _, meta = tsplat.rasterization(**scene, tile_size=None)
-    assert meta["tile_size"] == 16
+    for _ in range(3):  # replayed, too
+        assert tsplat.rasterization(**scene, tile_size=None)[2]["tile_size"] == 16
+        assert tsplat.rasterization(**scene, tile_size=None, with_eval3d=True)[2]["tile_size"] == 8
+    large = scenes.make(scenes.Structure(n=1, width=1080, height=1200), torch.float32)
+    assert tsplat.rasterization(**large, tile_size=None, with_eval3d=True)[2]["tile_size"] == 16
+    with pytest.raises(ArgumentError, match="width: expected a positive int, found 'wide'"):
+        tsplat.rasterization(**scene | {"width": "wide"}, tile_size=None, with_eval3d=True)
     with pytest.raises(ArgumentError, match="tile_size: expected a positive int, found 0"):
         tsplat.rasterization(**scene, tile_size=0)
 

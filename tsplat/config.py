@@ -196,6 +196,9 @@ class Numerics:
             B.2). Otherwise both radii follow the larger principal axis.
         all_sigma_points: Whether the unscented transform culls Gaussians with an invalid sigma point.
         scale_min: The unscented transform culls Gaussians with a scale below this magnitude.
+        whole_lines: Whether a rolling shutter exposes a point at the time of the row or column that shows it, not at
+            that of its coordinate. Not of panoramas and lidars.
+        spare_tile_bit: Whether tiles in ``isect_ids`` take a bit more than they need if their number is a power of two.
         ray_footprint: The footprint of evaluation in 3D: ``"ray"``, or ``"ray in front"`` without Gaussians that are
             highest behind the origin of a ray.
     """
@@ -209,6 +212,8 @@ class Numerics:
     opacity_aware: bool
     all_sigma_points: bool = True
     scale_min: float = 0.0
+    whole_lines: bool = False
+    spare_tile_bit: bool = True
     ray_footprint: str = "ray in front"
 
     def nearest(self, near_plane: float, model: CameraModel) -> float:
@@ -264,6 +269,7 @@ class Unscented(NamedTuple):
         margin: Part of the image size that sigma points may lie outside of the image.
         all_valid: Whether all sigma points must be valid, rather than one.
         radial: Whether depth is the distance from the camera, which f-theta cameras then cull by, instead of z.
+        whole_lines: As in :class:`Numerics`.
     """
 
     spread: float
@@ -272,6 +278,7 @@ class Unscented(NamedTuple):
     margin: float
     all_valid: bool
     radial: bool = False
+    whole_lines: bool = False
 
     @classmethod
     def of(cls, parameters: UnscentedTransformParameters, numerics: Numerics, radial: bool = False) -> "Unscented":
@@ -285,6 +292,7 @@ class Unscented(NamedTuple):
             margin=parameters.in_image_margin_factor,
             all_valid=numerics.all_sigma_points if all_valid is None else all_valid,
             radial=radial,
+            whole_lines=numerics.whole_lines,
         )
 
 
@@ -359,6 +367,8 @@ PRESETS: Final[dict[str, Numerics]] = {
             opacity_aware=True,
             all_sigma_points=False,
             scale_min=2**-23,
+            whole_lines=True,
+            spare_tile_bit=False,
         ),
         Numerics(
             name="inria",

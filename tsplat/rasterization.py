@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .arguments import check_size
 from .config import (
     Backend,
     CameraModel,
@@ -122,7 +123,8 @@ def rasterization(
         eps2d: Added to the diagonal of the screen covariance, pixels^2.
         sh_degree: Highest degree of spherical harmonics to use, 0 to 4; None if ``colors`` are colors.
         packed: Whether ``meta`` holds packed tensors, of visible Gaussians only. The image is the same.
-        tile_size: Edge of a tile in pixels, 4, 8 or 16; None for 16. The image is the same.
+        tile_size: Edge of a tile in pixels, 4, 8 or 16; None for 16, with ``with_eval3d`` and fewer than 1,080 rows or
+            columns for 8, as in gsplat 1.6. The image is the same.
         backgrounds: [..., C, D], with ``extra_signals`` [..., C, D + E]; of a single image also [D]. Depth always has
             background 0.
         render_mode: ``"RGB"``; ``"D"`` accumulated depth, the sum of w z; ``"ED"`` expected depth, divided by alpha;
@@ -266,7 +268,9 @@ def rasterization(
         colors.mean().backward()
         assert means.grad.shape == (n, 3)
     """
-    tile_size = 16 if tile_size is None else tile_size
+    if tile_size is None:
+        small = with_eval3d and min(check_size("width", width), check_size("height", height)) < 1080
+        tile_size = 8 if small else 16
     call = check_call(locals())
     rendering = _render_reference(call) if backend == "reference" else render(call)
     colors = rendering.maps["colors"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tsplat
+from tests.support import scenes
 from tests.support.backends import BACKENDS
 
 
@@ -63,6 +64,32 @@ def test_segmented_isect_tiles(packed):
         for one, other in zip(expected, found, strict=True):
             assert torch.equal(one, other)
     assert expected[1].numel() > 50
+
+
+@pytest.mark.parametrize(("numerics", "bits"), [("gsplat-1.5", (5, 3)), ("gsplat-1.6", (4, 3)), ("inria", (5, 3))])
+def test_bits_of_tiles_in_ids(numerics, bits):
+    """16 tiles take a bit more than they need, except in gsplat 1.6; 6 tiles take three in all."""
+    for (width, height), n_bits in zip(((4, 4), (3, 2)), bits):
+        means2d = torch.rand(3, 9, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([width, height]) * 8
+        given = dict(means2d=means2d, radii=torch.full((3, 9, 2), 4, dtype=torch.int32), depths=torch.ones(3, 9))
+        _, ids, rows = tsplat.isect_tiles(**given, tile_size=8, tile_width=width, tile_height=height, numerics=numerics)
+        images, tiles = ids >> 32 >> n_bits, ids >> 32 & (1 << n_bits) - 1
+        assert torch.equal(images, rows.long() // 9) and tiles.max() == width * height - 1
+        offsets = tsplat.isect_offset_encode(ids, 3, width, height, numerics=numerics)
+        counts = (images * width * height + tiles).bincount(minlength=offsets.numel())
+        assert torch.equal(offsets.flatten(), (counts.cumsum(0) - counts).int())
+    _, ids, _ = tsplat.isect_tiles(
+        0 * means2d[:, :1], given["radii"][:, :1], torch.ones(3, 1), 16, 1, 1, numerics=numerics
+    )
+    assert (ids >> 32).tolist() == ([0, 1, 2] if numerics == "gsplat-1.6" else [0, 2, 4])
+
+
+@pytest.mark.parametrize("numerics", ["gsplat-1.5", "gsplat-1.6"])
+def test_ids_of_meta_follow_the_numerics(numerics):
+    scene = scenes.make(scenes.Structure(n=20, width=32, height=32, cameras=3), torch.float32)
+    _, _, meta = tsplat.rasterization(**scene, tile_size=8, numerics=numerics)
+    found = tsplat.isect_offset_encode(meta["isect_ids"], 3, 4, 4, numerics=numerics)
+    assert torch.equal(found, meta["isect_offsets"]) and found.max() > 0
 
 
 @pytest.mark.parametrize(

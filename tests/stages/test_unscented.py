@@ -69,7 +69,7 @@ def tiny(points, **options):
     n = len(points)
     Ks = torch.tensor([[[300.0, 0, 210], [0, 310, 190], [0, 0, 1]]], dtype=torch.float64)
     radii, means2d, *_ = tsplat.fully_fused_projection_with_ut(
-        points, torch.tensor([[1.0, 0, 0, 0]]).expand(n, 4), torch.full((n, 3), 1e-7), None, torch.eye(4)[None], Ks,
+        points, torch.tensor([[1.0, 0, 0, 0]]).expand(n, 4), torch.full((n, 3), 2e-7), None, torch.eye(4)[None], Ks,
         width=400, height=400, **options,
     )  # fmt: skip
     return means2d[0], (radii[0] > 0).all(-1)
@@ -135,26 +135,78 @@ def test_equal_poses_of_a_rolling_shutter_equal_a_global_one(backend):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("numerics", ["gsplat-1.5", "gsplat-1.6"])
 @pytest.mark.parametrize(
     ("readout", "axis"),
     [("ROLLING_TOP_TO_BOTTOM", 1), ("ROLLING_BOTTOM_TO_TOP", 1), ("ROLLING_LEFT_TO_RIGHT", 0),
      ("ROLLING_RIGHT_TO_LEFT", 0)],
 )  # fmt: skip
-def test_rolling_shutter_shows_each_point_when_its_row_is_read(readout, axis):
+def test_rolling_shutter_shows_each_point_when_its_row_is_read(readout, axis, numerics):
     """The camera moves sideways and turns about its axis, so rows and columns are where a still camera has them."""
     points = torch.rand(50, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     points = torch.cat([0.8 * points[:, :2] - 0.4, points[:, 2:] + 1.5], -1)
     end = torch.eye(4, dtype=torch.float64)[None].clone()
     end[0, 1 - axis, 3] = 0.05  # across the direction of the readout
-    pixels, visible = tiny(points, viewmats_rs=end, rolling_shutter=RollingShutterType[readout])
+    pixels, visible = tiny(points, viewmats_rs=end, rolling_shutter=RollingShutterType[readout], numerics=numerics)
     still, _ = tiny(points)
     assert visible.all()
     along = still[:, axis]
     from_the_end = readout in ("ROLLING_BOTTOM_TO_TOP", "ROLLING_RIGHT_TO_LEFT")
+    if numerics == "gsplat-1.6":
+        along = along.floor() + 0.5  # the center of the line
     time = (399.5 - along if from_the_end else along - 0.5) / 399
-    torch.testing.assert_close(pixels[:, axis], along, rtol=0, atol=1e-6)
+    torch.testing.assert_close(pixels[:, axis], still[:, axis], rtol=0, atol=1e-6)
     moved = (300.0, 310.0)[1 - axis] * 0.05 * time / points[:, 2]
     torch.testing.assert_close(pixels[:, 1 - axis] - still[:, 1 - axis], moved, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize(("readout", "lines"), [("ROLLING_TOP_TO_BOTTOM", 190), ("ROLLING_BOTTOM_TO_TOP", 210)])
+def test_borders_of_whole_lines_are_exposed_with_the_later_line(backend, readout, lines):
+    """The mean is on the border of rows 189 and 190 of 400, and one of seven sigma points in the row read first.
+
+    Its weight moves the Gaussian by much more than a line's motion, as in gsplat.
+    """
+    end = torch.eye(4, dtype=torch.float64)[None].clone()
+    end[0, 0, 3] = 0.1
+    scene = dict(
+        means=torch.tensor([[0.0, 0, 1]], dtype=torch.float64), quats=torch.tensor([[1.0, 0, 0, 0]]),
+        scales=torch.full((1, 3), 2e-7), opacities=torch.ones(1), colors=torch.ones(1, 1), viewmats_rs=end,
+        viewmats=torch.eye(4, dtype=torch.float64)[None], width=400, height=400,
+        Ks=torch.tensor([[[300.0, 0, 210], [0, 310, 190], [0, 0, 1]]], dtype=torch.float64),
+    )  # fmt: skip
+    options = dict(with_ut=True, rolling_shutter=readout, numerics="gsplat-1.6", packed=False, backend=backend)
+    found = tsplat.rasterization(**scene, **options)[2]["means2d"][0, 0, 0]
+    weight = 0.5 / (0.1**2 * 3)
+    assert abs(found - (210 + 30 / 399 * (lines - weight))) < 1e-4
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_points_that_are_not_seen_are_exposed_at_the_end_of_whole_lines(backend):
+    """The mean is seen when its row is read; two of seven sigma points are outside of the image all the time."""
+    end = torch.eye(4, dtype=torch.float64)[None].clone()
+    end[0, 0, 3] = 0.1
+    scene = dict(
+        means=torch.tensor([[0.0, 0, 1]], dtype=torch.float64), quats=torch.tensor([[1.0, 0, 0, 0]]),
+        scales=torch.tensor([[1e-3, 8.0, 1e-3]]), opacities=torch.ones(1), colors=torch.ones(1, 1), viewmats_rs=end,
+        viewmats=torch.eye(4, dtype=torch.float64)[None], width=400, height=400,
+        Ks=torch.tensor([[[300.0, 0, 210], [0, 310, 190.5], [0, 0, 1]]], dtype=torch.float64),
+    )  # fmt: skip
+    options = dict(with_ut=True, rolling_shutter="ROLLING_TOP_TO_BOTTOM", numerics="gsplat-1.6", packed=False)
+    weight = 0.5 / (0.1**2 * 3)
+    found = tsplat.rasterization(**scene, **options, backend=backend)[2]["means2d"][0, 0, 0]
+    # Both are at 240 pixels, those of row 190 at 210 + 30 * 190 / 399.
+    assert abs(found - (210 + 30 * 190 / 399 + 2 * weight * 30 * (1 - 190 / 399))) < 1e-3
+
+
+def test_panoramas_have_no_whole_lines():
+    scene = make("partial equirectangular", "ROLLING_TOP_TO_BOTTOM", n=30)
+    found, expected = (
+        tsplat.rasterization(**scene, packed=False, numerics=numerics)[2]["means2d"]
+        for numerics in ("gsplat-1.6", "gsplat-1.5")
+    )
+    visible = (found != 0).any(-1) & (expected != 0).any(-1)
+    assert visible.sum() > 20 and torch.equal(found[visible], expected[visible])
 
 
 @pytest.mark.parametrize("first", [0.0, -1.8])

@@ -64,7 +64,8 @@ def isect_tiles(
         conics, opacities: [..., N, 3] and [..., N], or packed. With both, only tiles with a pixel center inside the
             ellipse where alpha is 1/255 are listed (compositing loses nothing); without, tiles that overlap mean +-
             radii.
-        backend, numerics: As in :func:`tsplat.rasterization`; the numerics that the radii were computed with.
+        backend, numerics: As in :func:`tsplat.rasterization`; the numerics that the radii were computed with. Of
+            ``isect_ids``, see :func:`isect_offset_encode`.
 
     Returns:
         ``tiles_per_gauss`` int32 [..., N] or [nnz]; ``isect_ids`` int64 [M], image | tile | depth; ``flatten_ids``
@@ -125,22 +126,29 @@ def isect_tiles(
     )
     grid = TileGrid(n_images, tile_size, tile_width, tile_height)
     check_tiles(grid.n_tiles, means2d.device)
-    settings = IntersectionSettings(check_numerics(numerics), backend, segmented=segmented)
+    preset = check_numerics(numerics)
+    settings = IntersectionSettings(preset, backend, segmented=segmented)
     band = (0, grid.n_tile_rows)
     spans = find_spans(screen, grid, band, settings)
     lists = list_intersections(screen, grid, band, spans, settings, sort=sort)
-    return count_tiles(lists).view(depths.shape), encode_ids(lists, depths_flat, grid), lists.flatten_ids
+    return count_tiles(lists).view(depths.shape), encode_ids(lists, depths_flat, grid, preset), lists.flatten_ids
 
 
 @with_plain_tensors
-def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_height: int) -> Tensor:
-    """Finds each tile's first intersection in sorted ids [M] of :func:`isect_tiles`. [I, tile_height, tile_width]"""
+def isect_offset_encode(
+    isect_ids: Tensor, n_images: int, tile_width: int, tile_height: int, *, numerics: NumericsName = "gsplat-1.5"
+) -> Tensor:
+    """Finds each tile's first intersection in sorted ids [M] of :func:`isect_tiles`. [I, tile_height, tile_width]
+
+    ``numerics`` must be that of the ids: ``"gsplat-1.6"`` packs images behind tiles by a bit less if the number of
+    tiles is a power of two.
+    """
     n_images = check_size("n_images", n_images)
     tile_width, tile_height = check_size("tile_width", tile_width), check_size("tile_height", tile_height)
     check_tensor("isect_ids", isect_ids, [None], "[M]", dtypes=INTEGERS)
     n_tiles = tile_width * tile_height
     check_tiles(n_images * n_tiles, isect_ids.device)
-    bits = tile_bits(n_tiles)
+    bits = tile_bits(n_tiles, check_numerics(numerics))
     above = isect_ids >> 32
     tile_ids = (above >> bits) * n_tiles + (above & ((1 << bits) - 1))
     tiles, fits = torch.arange(n_images * n_tiles, device=isect_ids.device), isect_ids.numel() <= INDEX_MAX

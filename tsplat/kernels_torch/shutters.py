@@ -7,7 +7,7 @@ from collections import namedtuple
 import torch
 from torch import Tensor
 
-from ..config import SHUTTER_STEPS, CameraSettings
+from ..config import SHUTTER_STEPS, CameraSettings, Unscented
 from ..formulas.rotations import Triple, rotation_rows
 from .lens_pixels import lens_pixel
 
@@ -44,16 +44,22 @@ def exposed_pixel(
     lens: Tensor | None,
     intrinsics: tuple[Tensor, ...],
     camera: CameraSettings,
-    margin: float,
+    transform: Unscented,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns pixel x and y of a point of the world when the shutter exposes it; and whether it is seen.
 
     The gradient is that of the solution, not of the iterations: with the gradient d of the time s and the velocity w of
-    the pixel, dq = dq|_s + w (d dq|_s) / (1 - d w).
+    the pixel, dq = dq|_s + w (d dq|_s) / (1 - d w). If ``whole_lines``, the time has no gradient.
     """
 
     def at(time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return lens_pixel(to_camera(point, pose_at(shutter, time)), lens, intrinsics, camera, margin)
+        return lens_pixel(to_camera(point, pose_at(shutter, time)), lens, intrinsics, camera, transform.margin)
+
+    def time_of(u: Tensor, v: Tensor) -> Tensor:
+        if not transform.whole_lines:
+            return exposure_time(u, v, camera)
+        u, v = (_center_of_line(x, camera) for x in (u, v))
+        return torch.where(at_start | at_end, exposure_time(u, v, camera), 1.0)
 
     with torch.no_grad():
         zero = torch.zeros_like(point[0])
@@ -61,15 +67,21 @@ def exposed_pixel(
         end_u, end_v, at_end = at(zero + 1)
         u, v = torch.where(at_start, u, end_u), torch.where(at_start, v, end_v)
         for _ in range(SHUTTER_STEPS - 1):
-            u, v, _ = at(exposure_time(u, v, camera))
-        time = exposure_time(u, v, camera)
+            u, v, _ = at(time_of(u, v))
+        time = time_of(u, v)
     u, v, seen = at(time)
-    if u.requires_grad:
+    if u.requires_grad and not transform.whole_lines:
         moving = time.clone().requires_grad_()
         rate_u, rate_v = (torch.autograd.grad(at(moving)[k].sum(), moving)[0] for k in range(2))
         change = _delay(u - u.detach(), v - v.detach(), camera) / (1 - _delay(rate_u, rate_v, camera))
         u, v = u + rate_u * change, v + rate_v * change
     return u, v, seen & (at_start | at_end)
+
+
+def _center_of_line(x: Tensor, camera: CameraSettings) -> Tensor:
+    """Returns the center of the row or column of a coordinate; borders belong to the one that is read later."""
+    from_end = camera.readout in ("ROLLING_BOTTOM_TO_TOP", "ROLLING_RIGHT_TO_LEFT")
+    return x.ceil() - 0.5 if from_end else x.floor() + 0.5
 
 
 def _delay(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:

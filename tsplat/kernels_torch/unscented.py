@@ -37,7 +37,7 @@ def unscented(
     def project(point: Triple) -> tuple[Tensor, Tensor, Tensor]:
         if shutter is None:
             return lens_pixel(to_camera(point, pose), lens, intrinsics, camera, transform.margin)
-        return exposed_pixel(point, shutter, lens, intrinsics, camera, transform.margin)
+        return exposed_pixel(point, shutter, lens, intrinsics, camera, transform)
 
     wraps = LENSES[camera.model].wraps
     x, y, valid = project(mean)

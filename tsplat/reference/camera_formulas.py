@@ -75,7 +75,7 @@ def unscented(
         pixels, valid = pixels_of(_move(points, rotation, translation), cameras, settings, transform.margin)
         in_camera = _move(points, rotation, translation)[..., 0, :]
     else:
-        pixels, valid = _exposed_pixels(points, cameras, settings, transform.margin)
+        pixels, valid = _exposed_pixels(points, cameras, settings, transform)
         half = torch.full(pixels.shape[:-1], 0.5, dtype=means.dtype, device=means.device)
         in_camera = _move(points, *_pose(cameras.shutter[..., None, None, :], half))[..., 0, :]
     all_seen = valid.all(-1) if transform.all_valid else valid.any(-1)
@@ -275,28 +275,36 @@ def facing(quats: Tensor, directions: Tensor) -> Tensor:
     return torch.where(away, -normals, normals)
 
 
-def _exposed_pixels(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
+def _exposed_pixels(
+    points: Tensor, cameras: Camera, settings: CameraSettings, transform: Unscented
+) -> tuple[Tensor, Tensor]:
     """Returns what :func:`pixels_of` does, for points of the world, each when the shutter exposes its pixel.
 
-    Differentiated by the implicit function theorem: one step of Newton's method for q = f(s(q)) at the solution.
+    Differentiated by the implicit function theorem: one step of Newton's method for q = f(s(q)) at the solution. Times
+    of whole lines are constants.
     """
     assert cameras.shutter is not None
     path = cameras.shutter[..., None, None, :]
 
     def at(time: Tensor) -> tuple[Tensor, Tensor]:
-        return pixels_of(_move(points, *_pose(path, time)), cameras, settings, margin)
+        return pixels_of(_move(points, *_pose(path, time)), cameras, settings, transform.margin)
+
+    def time_of(pixels: Tensor) -> Tensor:
+        if not transform.whole_lines:
+            return _exposure_time(pixels, settings)
+        return torch.where(at_start | at_end, _exposure_time(_centers(pixels, settings), settings), 1.0)
 
     with torch.no_grad():
         zero = torch.zeros_like(points[..., 0] * path[..., 0])
         (pixels, at_start), (at_its_end, at_end) = at(zero), at(zero + 1)
         pixels = torch.where(at_start[..., None], pixels, at_its_end)
         for _ in range(SHUTTER_STEPS - 1):
-            pixels, _ = at(_exposure_time(pixels, settings))
-        time = _exposure_time(pixels, settings)
+            pixels, _ = at(time_of(pixels))
+        time = time_of(pixels)
         eye = torch.eye(2, dtype=pixels.dtype, device=pixels.device)
         of_time = torch.stack([_exposure_time(unit, settings) - _exposure_time(0 * unit, settings) for unit in eye])
     pixels, valid = at(time)
-    if pixels.requires_grad:
+    if pixels.requires_grad and not transform.whole_lines:
         time.requires_grad_()
         moving, _ = at(time)
         velocity = torch.stack(
@@ -305,6 +313,12 @@ def _exposed_pixels(points: Tensor, cameras: Camera, settings: CameraSettings, m
         inverse = torch.linalg.inv(eye - velocity[..., :, None] * of_time)
         pixels = pixels.detach() + product(inverse, (pixels - pixels.detach())[..., None])[..., 0]
     return pixels, valid & (at_start | at_end)
+
+
+def _centers(pixels: Tensor, settings: CameraSettings) -> Tensor:
+    """Returns centers of pixels that show points; what is between two belongs to the one that is exposed later."""
+    later = 1 if _exposure_time(pixels.new_ones(2), settings) > _exposure_time(pixels.new_zeros(2), settings) else -1
+    return later * ((later * pixels).floor() + 0.5)
 
 
 def _exposure_time(pixels: Tensor, settings: CameraSettings) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from ..config import Capacities
+from ..config import Capacities, Numerics
 from ..data import Intersections, IntersectionSettings, ProjectedGaussians, ScreenGaussians, TileGrid
 from ..errors import MemoryBudgetError
 from ..runtime.memory import MemoryBudget, OverBudgetError
@@ -196,7 +195,7 @@ def count_tiles(intersections: Intersections) -> Tensor:
     return counts
 
 
-def encode_ids(intersections: Intersections, depths: Tensor, grid: TileGrid) -> Tensor:
+def encode_ids(intersections: Intersections, depths: Tensor, grid: TileGrid, numerics: Numerics) -> Tensor:
     """Encodes gsplat's 64-bit ids: image | tile | depth, with 32 bits of fp32 depth. [M] int64
 
     Front to back, the ids of a tile ascend, except where depths are negative: their bits descend.
@@ -204,12 +203,13 @@ def encode_ids(intersections: Intersections, depths: Tensor, grid: TileGrid) -> 
     assert intersections.keys is not None
     tile_ids = intersections.keys.to(torch.int32) + intersections.key_bias
     if grid.n_images > 1:
-        # The tiles of an image take as many ids as the next power of two.
-        unused = (1 << tile_bits(grid.tiles_per_image)) - grid.tiles_per_image
+        # The tiles of an image take as many ids as a power of two.
+        unused = (1 << tile_bits(grid.tiles_per_image, numerics)) - grid.tiles_per_image
         tile_ids = tile_ids + tile_ids // grid.tiles_per_image * unused
     bits = depths.detach().to(torch.float32).view(torch.int32)[intersections.flatten_ids]
     return torch.stack([bits, tile_ids], -1).view(torch.int64).squeeze(-1)  # the low half comes first
 
 
-def tile_bits(n_tiles: int) -> int:
-    return math.floor(math.log2(n_tiles)) + 1
+def tile_bits(n_tiles: int, numerics: Numerics) -> int:
+    """Returns how many bits the tiles of an image have in ids."""
+    return (n_tiles if numerics.spare_tile_bit else n_tiles - 1).bit_length()

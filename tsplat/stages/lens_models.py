@@ -151,7 +151,10 @@ def check_unscented(
     """Checks the parameters of the unscented transform. Returns None without it."""
     radial = not check_bool("global_z_order", global_z_order)
     if with_ut:
-        return Unscented.of(check_parameters(ut_params), numerics, radial or LENSES[model].wraps)
+        wraps = LENSES[model].wraps
+        transform = Unscented.of(check_parameters(ut_params), numerics, radial or wraps)
+        # gsplat has no panoramas, and columns of lidars are not those of their images of angles.
+        return transform._replace(whole_lines=transform.whole_lines and not wraps)
     if ut_params is not None:
         raise ArgumentError("ut_params: requires with_ut=True, found with_ut=False")
     if radial:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..config import PRESETS
 from ..data import Cameras, Intersections, ProjectedGaussians, TileGrid
 from ..output_maps import EXTRA_SIGNALS, ON_REQUEST
 from ..runtime.operators import Arguments, Results
@@ -213,7 +214,7 @@ LAZY: dict[str, Callable[[MetaInputs], Any]] = {
         # Lists may have more rows, those of a capacity.
         lambda m, lists: count_tiles(lists)[: m.received.depths.numel()].view(m.received.means2d.shape[:-1])
     ),
-    "isect_ids": _of_tiles(lambda m, lists: encode_ids(lists, m.received.depths, m.grid)),
+    "isect_ids": _of_tiles(lambda m, lists: encode_ids(lists, m.received.depths, m.grid, PRESETS[m.options.numerics])),
     "isect_offsets": _of_tiles(MetaInputs.offsets),
 }
 """Functions of the values of ``meta`` that are computed when they are read."""

@@ -109,8 +109,14 @@ def _readout(screen, like, READOUT: tl.constexpr):
 
 
 @triton.jit
-def exposed_pixel(point, camera, screen, LENS: tl.constexpr, READOUT: tl.constexpr, MARGIN: tl.constexpr):
-    """Returns the pixel of a point of the world when the shutter exposes it, whether it is seen, and that time."""
+def exposed_pixel(point, camera, screen, LENS: tl.constexpr, READOUT: tl.constexpr, TRANSFORM: tl.constexpr):
+    """Returns the pixel of a point of the world when the shutter exposes it, whether it is seen, and that time.
+
+    TRANSFORM is an ``Unscented``. With ``whole_lines``, a point is exposed when the center of its line is; borders of
+    lines belong to the one that is read later. Points that are seen neither at the start nor at the end are exposed at
+    the end.
+    """
+    MARGIN: tl.constexpr = TRANSFORM.margin
     path = camera.path
     first, per_column, per_row = _readout(screen, point[0], READOUT)
     time = point[0] * 0.0
@@ -120,7 +126,13 @@ def exposed_pixel(point, camera, screen, LENS: tl.constexpr, READOUT: tl.constex
     v = tl.where(at_start, v, end_v)
     seen = at_start
     for _ in range(STEPS):
+        if TRANSFORM.whole_lines:
+            sign = tl.where(per_column + per_row > 0.0, 1.0, -1.0)
+            u = sign * (tl.floor(sign * u) + 0.5)
+            v = sign * (tl.floor(sign * v) + 0.5)
         time = first + per_column * u + per_row * v
+        if TRANSFORM.whole_lines:
+            time = tl.where(at_start | at_end, time, 1.0)
         u, v, seen = lens_pixel(to_camera(point, pose_at(path, time)), camera, screen, LENS, MARGIN)
     return u, v, seen & (at_start | at_end), time
 

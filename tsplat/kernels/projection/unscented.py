@@ -87,11 +87,12 @@ def _pose(camera, time):
 @triton.jit
 def _pixel(point, camera, screen, CONSTANTS: tl.constexpr):
     """Returns the pixel of a point, whether it is seen, and when it is exposed: any value without a rolling shutter."""
-    MARGIN: tl.constexpr = CONSTANTS.UNSCENTED.margin
+    TRANSFORM: tl.constexpr = CONSTANTS.UNSCENTED
+    MARGIN: tl.constexpr = TRANSFORM.margin
     LENS: tl.constexpr = CONSTANTS.LENS
     READOUT: tl.constexpr = CONSTANTS.READOUT
     if len(camera.path) > 0:
-        return exposed_pixel(point, camera, screen, LENS, READOUT, MARGIN)
+        return exposed_pixel(point, camera, screen, LENS, READOUT, TRANSFORM)
     else:
         u, v, seen = lens_pixel(to_camera(point, camera.pose), camera, screen, LENS, MARGIN)
         return u, v, seen, u
@@ -288,7 +289,7 @@ def _point_vjp(
     READOUT: tl.constexpr = CONSTANTS.READOUT
     pose = _pose(camera, time)
     p = to_camera(point, pose)
-    if len(path) > 0:
+    if len(path) > 0 and not CONSTANTS.UNSCENTED.whole_lines:
         v_u, v_v = exposure_time_vjp(p, pose.translation, camera, screen, v_u, v_v, LENS, READOUT)
     v_p = lens_pixel_vjp(p, camera, v_u, v_v, LENS)
     gradients = v_p

@@ -15,7 +15,8 @@ from torch import Tensor
 from .... import ArgumentError, UnsupportedError
 from .... import RowOffsetStructuredSpinningLidarModelParameters as RowOffsetStructuredSpinningLidarModelParameters
 from .... import SpinningDirection as SpinningDirection
-from ....arguments import INTEGERS, check_devices, check_ids, check_size, check_tensor, compute_dtype
+from ....arguments import INTEGERS, check_devices, check_ids, check_numerics, check_size, check_tensor, compute_dtype
+from ....config import NumericsName
 from ....runtime.compilation import with_plain_tensors
 from ....stages.intersection import tile_bits
 from ....stages.lidars import SCALE, TURN
@@ -190,7 +191,7 @@ def compute_tiling(
 def isect_tiles_lidar(
     lidar: RowOffsetStructuredSpinningLidarModelParametersExt, means2d: Tensor, radii: Tensor, depths: Tensor,
     sort: bool = True, segmented: bool = False, packed: bool = False, n_images: int | None = None,
-    image_ids: Tensor | None = None, gaussian_ids: Tensor | None = None,
+    image_ids: Tensor | None = None, gaussian_ids: Tensor | None = None, *, numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Lists the tiles of a lidar that boxes around projected Gaussians overlap, if the part of the box in the field of
     view holds an element. :func:`tsplat.rasterization` does not use it.
@@ -206,6 +207,7 @@ def isect_tiles_lidar(
         segmented: Unused: the result is the same. Not supported if packed.
         packed: Whether inputs are packed; requires ``n_images`` and ``image_ids`` [nnz].
         gaussian_ids: Unused, in gsplat as well.
+        numerics: Decides bits of ``isect_ids``; pass the same to :func:`tsplat.isect_offset_encode`.
 
     Returns:
         ``tiles_per_gauss`` int32 [..., N] or [nnz]; ``isect_ids`` int64 [M], image | tile | depth; ``flatten_ids``
@@ -224,7 +226,7 @@ def isect_tiles_lidar(
         if n_images is None or image_ids is None:
             raise ArgumentError("image_ids: required with n_images if packed is True")
         check_ids("image_ids", image_ids, check_size("n_images", n_images), depths.shape, "[nnz] as depths")
-    tiling = lidar.tiling
+    preset, tiling = check_numerics(numerics), lidar.tiling
     check_devices(
         dict(means2d=means2d, radii=radii, depths=depths, image_ids=image_ids, tiling=tiling.cdf_dense_ray_mask)
     )
@@ -250,7 +252,7 @@ def isect_tiles_lidar(
     gaussians = of_bands[bands]
     tile_ids = (first_band[gaussians] + places[bands]) * tiling.n_bins_azimuth + columns
     images = gaussians // max(depths.shape[-1], 1) if image_ids is None else image_ids.long()[gaussians]
-    images = images << tile_bits(tiling.n_bins_azimuth * tiling.n_bins_elevation)
+    images = images << tile_bits(tiling.n_bins_azimuth * tiling.n_bins_elevation, preset)
     keys = depths.flatten().to(torch.float32).view(torch.int32)[gaussians]
     isect_ids = torch.stack([keys, (images + tile_ids).int()], -1).view(torch.int64).flatten()
     if sort:

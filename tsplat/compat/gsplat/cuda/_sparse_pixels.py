@@ -220,7 +220,7 @@ def isect_tiles_sparse(
     )  # fmt: skip
     if not packed and math.prod(means2d.shape[:-2]) != n_images:
         raise ShapeError(f"means2d: expected n_images={n_images} images, found {list(means2d.shape)}")
-    starts = isect_offset_encode(isect_ids, n_images, tile_width, tile_height).flatten()
+    starts = isect_offset_encode(isect_ids, n_images, tile_width, tile_height, numerics=numerics).flatten()
     counts = torch.cat([starts, starts.new_tensor([flatten_ids.numel()])]).diff()
     kept = torch.repeat_interleave(active, counts)
     tile_offsets = torch.nn.functional.pad(counts[active].cumsum(0), (1, 0))
