@@ -8,8 +8,12 @@ from tests.support import scenes
 from tsplat import RowOffsetStructuredSpinningLidarModelParameters, SpinningDirection
 
 
-def lidar(seed=0, *, rows=9, columns=40, span=None, offsets=0.2, unevenness=0.5, dtype=torch.float64):
-    """A lidar of rows and columns at uneven angles, clockwise if the seed is odd. Columns span a turn if None."""
+def lidar(seed=0, *, rows=9, columns=40, span=None, offsets=0.2, unevenness=0.5, poles=False, dtype=torch.float64):
+    """A lidar of rows and columns at uneven angles, clockwise if the seed is odd. Columns span a turn if None.
+
+    With ``poles``, rows are from the zenith to the nadir.
+    """
+    top, fall = (1.57, 3.14) if poles else (0.4, 0.9)
     generator = torch.Generator().manual_seed(seed)
 
     def steps(n, span):
@@ -19,7 +23,7 @@ def lidar(seed=0, *, rows=9, columns=40, span=None, offsets=0.2, unevenness=0.5,
     turns = (2 * torch.rand(rows, generator=generator, dtype=torch.float64) - 1) * offsets
     azimuths = 3 + (-1) ** seed * steps(columns, 2 * math.pi * (columns - 1) / columns if span is None else span)
     return RowOffsetStructuredSpinningLidarModelParameters(
-        row_elevations_rad=(0.4 - steps(rows, 0.9)).to(dtype),
+        row_elevations_rad=(top - steps(rows, fall)).to(dtype),
         column_azimuths_rad=azimuths.to(dtype),
         row_azimuth_offsets_rad=turns.to(dtype),
         spinning_frequency_hz=10.0,
@@ -27,14 +31,19 @@ def lidar(seed=0, *, rows=9, columns=40, span=None, offsets=0.2, unevenness=0.5,
     )
 
 
-def make(seed=0, n=30, dtype=torch.float64, *, cameras=1, sweeps=False, size=1.0, channels=3, **angles):
-    """Gaussians around lidars, which are inside of some and have others at the seam; and arguments to render them."""
+def make(seed=0, n=30, dtype=torch.float64, *, cameras=1, sweeps=False, size=1.0, channels=3, poles=False, **angles):
+    """Gaussians around lidars, which are inside of some and have others at the seam; and arguments to render them.
+
+    With ``poles``, every third is above or below the lidar.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape):
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
     means = torch.randn(n, 3, generator=generator, dtype=torch.float64) * torch.tensor([1, 1, 0.4])
+    if poles:
+        means[::3, :2] *= 0.1
     means *= (0.3 + 5 * uniform(n, 1)) / means.norm(dim=-1, keepdim=True)
     viewmats = torch.eye(4, dtype=torch.float64).repeat(cameras, 1, 1)
     viewmats[:, :3, :3] = scenes._small_rotations(4 * uniform(cameras, 3) - 2)
@@ -50,7 +59,7 @@ def make(seed=0, n=30, dtype=torch.float64, *, cameras=1, sweeps=False, size=1.0
         end[:, :3, 3] += 0.4 * uniform(cameras, 3) - 0.2
         scene["viewmats_rs"] = end
     options = dict(Ks=None, width=1, height=1, camera_model="lidar", with_ut=True, with_eval3d=True)
-    options["lidar_coeffs"] = lidar(seed, dtype=dtype, **angles)
+    options["lidar_coeffs"] = lidar(seed, dtype=dtype, poles=poles, **angles)
     return {name: tensor.to(dtype) for name, tensor in scene.items()} | options
 
 

@@ -56,6 +56,7 @@ def draw(family: str, seed: int, kinds: int | None = None, lens: str = "") -> tu
         drawn = dict(rows=r.randint(2, 24), columns=r.randint(2, 40), offsets=r.choice([0.0, 0.05, 0.3, 2.0]))
         drawn |= dict(span=r.choice([None, None, 1.0, 2.5, 6.0]), unevenness=r.choice([0.0, 0.5, 1.5]))
         drawn |= {name: structure[name] for name in ("n", "cameras", "size")}
+        drawn["poles"] = r.random() < 0.3
         scene = lidars.make(seed, dtype=dtype, sweeps=kind % 4 == 3, **drawn)
         options = dict(render_mode=MODES[kind % len(MODES)], return_normals=kind % 5 == 0, with_eval3d=True)
         del scene["with_eval3d"]
