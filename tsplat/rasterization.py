@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .arguments import check_size
 from .config import (
     Backend,
     CameraModel,
@@ -27,6 +26,7 @@ from .stages.capacity import Capacity, check_capacity
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
 from .stages.meta import GRAPH_RESULTS, Rendering, describe_reference, describe_render
+from .stages.options import choose_tile_size
 from .stages.primitives import composite_maps, with_shapes
 from .stages.projection import project
 from .stages.shading import shade
@@ -268,9 +268,7 @@ def rasterization(
         colors.mean().backward()
         assert means.grad.shape == (n, 3)
     """
-    if tile_size is None:
-        small = with_eval3d and min(check_size("width", width), check_size("height", height)) < 1080
-        tile_size = 8 if small else 16
+    tile_size = choose_tile_size(width, height, with_eval3d) if tile_size is None else tile_size
     call = check_call(locals())
     rendering = _render_reference(call) if backend == "reference" else render(call)
     colors = rendering.maps["colors"]

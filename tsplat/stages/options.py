@@ -315,6 +315,12 @@ IMMUTABLE_TYPES = {bool, int, float, str, type(None), config.RollingShutterType,
 """Types whose values cannot change, so that what follows from them is kept."""
 
 
+def choose_tile_size(width: object, height: object, with_eval3d: object) -> int:
+    """Returns the edge of tiles where the caller passes None, as in gsplat 1.6."""
+    edge = min(check_size("width", width), check_size("height", height))
+    return 8 if with_eval3d and edge < 1080 else 16
+
+
 def check_options(options: Options, *, sweeps: bool = False) -> tuple[Options, Settings]:
     """Checks options, and returns them with numbers of any type as ints and floats, and the settings of the stages.
 
