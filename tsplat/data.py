@@ -307,14 +307,15 @@ class GaussianMajor(NamedTuple):
 
     Attributes:
         indices: [M] int32, index of each intersection in this order, which is that before the sort by tile.
-        isect_starts, span_starts, rows, positions: As of :class:`Spans`; rows are a permutation.
+        isect_starts, span_starts, rows: As of :class:`Spans`; rows are a permutation.
+        positions: As of :class:`Spans`; None in ``meta``.
     """
 
     indices: Tensor
     isect_starts: Tensor
     span_starts: Tensor
     rows: Tensor
-    positions: Tensor
+    positions: Tensor | None
 
 
 class Intersections(NamedTuple):
@@ -338,6 +339,14 @@ class Intersections(NamedTuple):
     key_bias: int = 0
     capacities: Capacities | None = None
     needed: Tensor | None = None
+
+    def tile_keys(self) -> Tensor:
+        """Returns ``keys``, computed with ``key_bias`` if unknown. [M]"""
+        if self.keys is not None:
+            return self.keys
+        index = torch.arange(self.flatten_ids.numel(), device=self.flatten_ids.device)
+        keys = torch.searchsorted(self.isect_offsets, index, right=True, out_int32=True)
+        return keys + (self.first_tile - 1 - self.key_bias)
 
 
 OVERFLOW = len(Capacities._fields)

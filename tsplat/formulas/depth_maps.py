@@ -25,6 +25,11 @@ def points_of(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, *, z_depth: bool 
     return camtoworlds[..., None, None, :3, 3] + depths * directions
 
 
+def depth_normals(depths: Tensor, camtoworlds: Tensor, Ks: Tensor) -> Tensor:
+    """Computes the normals [..., H, W, 3] of the points that depths show, see :func:`points_of`."""
+    return normals_of(points_of(depths, camtoworlds, Ks))
+
+
 def normals_of(points: Tensor) -> Tensor:
     """Computes unit normals of points [..., H, W, 3] by central differences; zero at the border of one pixel."""
     along_rows = points[..., 2:, 1:-1, :] - points[..., :-2, 1:-1, :]

@@ -260,7 +260,7 @@ def _tile_intersections_kernel(
 @kernel
 def _tile_lists_kernel(
     keys,  # [M] int16 or int32, sorted
-    indices,  # [M] int64
+    indices,  # [M] int32 or int64
     flatten_ids,  # [M] int32
     sorted_ids,  # [M] int32, output
     gaussian_major_indices,  # [M] int32, output
@@ -415,7 +415,7 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
 
     Args:
         keys: [M], sorted.
-        indices: [M] int64, index of each key before sorting.
+        indices: [M] int32 or int64, index of each key before sorting.
         flatten_ids: [M] int32, row of each intersection before sorting.
         n_tiles, first_key: Number of tiles, and the key of the first.
 

@@ -87,6 +87,10 @@ def aligned(n_bytes: int) -> int:
     return -(-n_bytes // CACHE_LINE) * CACHE_LINE
 
 
+FOREVER = 2**62
+"""The last step of a storage that is needed after its pass."""
+
+
 class Lifetime(NamedTuple):
     """A storage in an arena: its size in bytes, and the first and the last step that use it."""
 
@@ -113,20 +117,35 @@ def assign_offsets(lifetimes: Iterable[Lifetime], tail: Lifetime | None = None) 
     First come those that are needed at the same time as a storage at the ``tail`` of the arena, then the others; of
     both, the largest first. Each takes the lowest offset that is free during its lifetime.
     """
-    placed: list[tuple[int, int, Lifetime]] = []
-    offsets: dict[int, int] = {}
+    placed: list[Placed] = []
     for life in sorted(lifetimes, key=lambda life: (tail is not None and not life.overlaps(tail), -life.size)):
-        size = aligned(life.size)
-        offset = 0
-        for begin, end, other in sorted(placed, key=lambda entry: entry[0]):
-            if not life.overlaps(other):
-                continue
-            if offset + size <= begin:
-                break
-            offset = max(offset, end)
-        placed.append((offset, offset + size, life))
-        offsets[life.storage] = offset
-    return offsets, max((end for _, end, _ in placed), default=0)
+        placed.append(_place(life, placed))
+    return _offsets_and_size(placed)
+
+
+class Placed(NamedTuple):
+    """A storage in an arena: its first byte, the one after its last, and its lifetime."""
+
+    begin: int
+    end: int
+    life: Lifetime
+
+
+def _place(life: Lifetime, placed: Iterable[Placed]) -> Placed:
+    """Places a storage at the lowest offset that is free during its lifetime."""
+    size, offset = aligned(life.size), 0
+    for other in sorted(placed):
+        if not life.overlaps(other.life):
+            continue
+        if offset + size <= other.begin:
+            break
+        offset = max(offset, other.end)
+    return Placed(offset, offset + size, life)
+
+
+def _offsets_and_size(placed: Iterable[Placed]) -> tuple[dict[int, int], int]:
+    """Returns the offset of each storage, and the size of the arena, in bytes."""
+    return {p.life.storage: p.begin for p in placed}, max((p.end for p in placed), default=0)
 
 
 class Slots(NamedTuple):
@@ -221,7 +240,31 @@ def tensor_of_view(view: View, bases: Any) -> Tensor:
 
 def add_arena(bases: Bases, lifetimes: Iterable[Lifetime]) -> Arena:
     """Adds a base for storages."""
-    base, (offsets, size) = bases.add(), assign_offsets(lifetimes)
+    return _add_placed(bases, *assign_offsets(lifetimes))
+
+
+def add_saved_and_scratch(bases: Bases, saved: Iterable[Lifetime], others: Iterable[Lifetime]) -> tuple[Arena, Arena]:
+    """Adds a base for storages that are needed after the pass, whose lifetimes do not end, and one for others.
+
+    Others that fit there are in the memory of the former, until it is written.
+    """
+    placed: list[Placed] = []
+    for life in sorted(saved, key=lambda life: -life.size):
+        placed.append(_place(life, placed))
+    _, size = _offsets_and_size(placed)
+    remaining: list[Lifetime] = []
+    for life in sorted(others, key=lambda life: -life.size):
+        place = _place(life, placed)
+        if place.end <= size:
+            placed.append(place)
+        else:
+            remaining.append(life)
+    return _add_placed(bases, *_offsets_and_size(placed)), add_arena(bases, remaining)
+
+
+def _add_placed(bases: Bases, offsets: dict[int, int], size: int) -> Arena:
+    """Adds a base for storages at offsets."""
+    base = bases.add()
     for storage, offset in offsets.items():
         bases.place(base, storage, offset)
     return Arena(base, size)

@@ -19,9 +19,10 @@ from ..precision import full_precision
 from ..runtime.bundles import leaves, map_tree
 from ..runtime.tracing import Step, Trace, TracedTensor, storage_of
 from ..stages.capacity import deferred
-from ..stages.intersection import BandedIntersections
+from ..stages.intersection import BandedIntersections, described_by_meta
 from ..stages.meta import MetaInputs
 from .arenas import (
+    FOREVER,
     SPECIALIZED_ALIGNMENT,
     Arena,
     Bases,
@@ -32,6 +33,7 @@ from .arenas import (
     add_arena,
     add_arena_with_tail,
     add_output,
+    add_saved_and_scratch,
     assign_offsets,
     lifetimes_of,
     live_steps,
@@ -43,9 +45,6 @@ from .replay import Pass, runs_on_gpu
 ROWS = {"depths": "depths", "opacities": "opacities", "conics": "shapes", "ray_transforms": "shapes",
         "normals": "normals"}  # fmt: skip
 """Values of ``meta`` that have gradients of their own, and the fields of ``ProjectedGaussians`` that have them."""
-
-FOREVER = 2**62
-"""The last step of a storage that is needed after its pass."""
 
 ABSGRAD = -1
 """Stands for the number of an input in place of ``absgrad`` of ``means2d``."""
@@ -168,7 +167,9 @@ def _trace_call(
     n_forward = len(trace.steps)
     backward = _trace_backward(trace, forward, inputs, v_strides)
     banded: BandedIntersections = forward.meta_inputs.intersections
-    forward = forward._replace(meta_inputs=forward.meta_inputs._replace(intersections=banded.whole))
+    assert banded.whole is not None
+    described = forward.meta_inputs._replace(intersections=described_by_meta(banded.whole))
+    forward = forward._replace(meta_inputs=described)
     results = [
         *leaves((forward.images, forward.meta_inputs, list(forward.values.values()), forward.needed), Tensor),
         *leaves((list(backward.gradients.values()), backward.v_means2d, list(backward.v_rows.values())), Tensor),
@@ -337,10 +338,9 @@ class TracedCall:
             storage_of(t) for t in leaves((forward.meta_inputs, *forward.values.values(), forward.needed), Tensor)
         }
         saved |= {n.storage for n, _ in call.slot_usage.values()}
-        self.saved_arena = add_arena(
-            bases, [Lifetime(s, life.size, 0, FOREVER) for s, life in lifetimes.items() if s in saved]
-        )
-        self.scratch = add_arena(bases, [life for s, life in lifetimes.items() if s not in saved])
+        kept = [life._replace(last=FOREVER) for s, life in lifetimes.items() if s in saved]
+        others = [life for s, life in lifetimes.items() if s not in saved]
+        self.saved_arena, self.scratch = add_saved_and_scratch(bases, kept, others)
         self.images = [
             None if image is None else view_of_output(bases, image.detach(), self.outputs) for image in forward.images
         ]

@@ -179,10 +179,17 @@ def trim_to_count(whole: Intersections) -> Intersections:
     """Returns intersections without the elements of a capacity that are not used. Waits for their number."""
     if whole.needed is None:
         return whole
-    assert whole.keys is not None and whole.gaussian_major is not None
+    assert whole.gaussian_major is not None
     n = int(whole.isect_offsets[-1])
+    keys = None if whole.keys is None else whole.keys[:n]
     gaussian_major = whole.gaussian_major._replace(indices=whole.gaussian_major.indices[:n])
-    return whole._replace(flatten_ids=whole.flatten_ids[:n], keys=whole.keys[:n], gaussian_major=gaussian_major)
+    return whole._replace(flatten_ids=whole.flatten_ids[:n], keys=keys, gaussian_major=gaussian_major)
+
+
+def described_by_meta(whole: Intersections) -> Intersections:
+    """Returns intersections with what ``meta`` describes them by, and cannot compute."""
+    assert whole.gaussian_major is not None
+    return whole._replace(keys=None, gaussian_major=whole.gaussian_major._replace(positions=None))
 
 
 def count_tiles(intersections: Intersections) -> Tensor:
@@ -200,8 +207,7 @@ def encode_ids(intersections: Intersections, depths: Tensor, grid: TileGrid, num
 
     Front to back, the ids of a tile ascend, except where depths are negative: their bits descend.
     """
-    assert intersections.keys is not None
-    tile_ids = intersections.keys.to(torch.int32) + intersections.key_bias
+    tile_ids = intersections.tile_keys().to(torch.int32) + intersections.key_bias
     if grid.n_images > 1:
         # The tiles of an image take as many ids as a power of two.
         unused = (1 << tile_bits(grid.tiles_per_image, numerics)) - grid.tiles_per_image

@@ -213,8 +213,8 @@ def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Ten
 
 
 def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] int64 as well. They must not
-    need a gradient."""
+    """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] as well, int32 on a CPU and
+    int64 on a GPU. They must not need a gradient."""
     if values.device.type != "cpu" or values.dtype not in SORTED_BY_NUMPY:
         return values.sort(stable=True)
     values_and_indices: tuple[Tensor, Tensor] = _sort(values)
@@ -247,7 +247,7 @@ def _argsort_array(keys: np.ndarray) -> np.ndarray:
 @numpy_step
 def _sort(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     indices = _argsort_array(keys)
-    return keys.take(indices), indices
+    return keys.take(indices), indices.astype(np.int32)
 
 
 _argsort = numpy_step(_argsort_array)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..formulas.depth_maps import normals_of, points_of
+from ..formulas.depth_maps import depth_normals
 from ..precision import differentiable, inverse, product
 from .call import Call
 from .meta import Rendering
@@ -21,6 +21,8 @@ def arrange_images(call: Call, rendering: Rendering) -> tuple[Tensor, Tensor, Te
     surface = None
     if options.renders_depth and options.renders_color:
         depths = maps["medians"] if "median" in options.depth_mode else colors[..., -1:]
-        surface = normals_of(points_of(depths, to_world, cameras.Ks.view(*leading, 3, 3))).squeeze(0)
+        # Computed again in the backward pass, which would keep a dozen images otherwise.
+        Ks = cameras.Ks.view(*leading, 3, 3)
+        surface = differentiable(depth_normals, depths.contiguous(), to_world, Ks).squeeze(0)
     colors = (colors if options.renders_depth else colors[..., :-1]).contiguous()
     return colors, maps["alphas"], normals, surface, maps["distortions"], maps["medians"]

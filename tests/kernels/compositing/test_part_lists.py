@@ -149,7 +149,7 @@ def test_lists_hold_what_reaches_a_part_in_the_order_of_the_tile(tile_size, widt
 @pytest.mark.parametrize("unread", [0, 83 * 8])
 def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, monkeypatch):
     """Walks load rows of entries that they do not composite, so these must be rows, whatever memory held before."""
-    from tsplat.kernels.compositing.part_lists import PADDING, list_values
+    from tsplat.kernels.compositing.part_lists import PADDING
     from tsplat.kernels.compositing.slots import _entries
 
     def filled(tensor, *size, **options):
@@ -160,13 +160,11 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, 
     splats = _splats(50, 1)
     grid = TileGrid.cover(1, WIDTH, HEIGHT, tile_size)
     intersections = _intersections(splats, 0, [50, 0, 33], 1)
-    ids = intersections.flatten_ids
     lists = _list_parts(splats, intersections, grid, width, height, unread=unread)
     used = int(lists.offsets[-1])
-    order = _gaussian_major(ids, splats.opacities.numel())
+    order = _gaussian_major(intersections.flatten_ids, splats.opacities.numel())
     with_slots = _entries(lists, intersections, order, lists.offsets[1:])[0]
-    indices = list_values(None, lists, intersections)
-    for listed, rows in ((lists.ids, lists.ids), (with_slots, with_slots.int()), (indices, ids[indices[:used]])):
+    for listed, rows in ((lists.ids, lists.ids), (with_slots, with_slots.int())):
         n, margin = listed.numel(), PADDING.value
         assert n == lists.n_entries == (83 * tile_size**2 // (width * height) if unread else used)
         assert listed.is_contiguous()

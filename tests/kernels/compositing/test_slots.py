@@ -178,6 +178,19 @@ def test_layers_give_the_same_bits(case, in_layers, monkeypatch):
     assert len(in_layers) == 2
 
 
+@pytest.mark.parametrize("case", ["depth", "rays"])
+def test_walks_read_only_entries_that_their_program_has_listed(case, monkeypatch):
+    """Memory beside them may hold anything, which is no index of an intersection."""
+    from tsplat.kernels.compositing import slots
+
+    function, options = LAYERED[case]
+    scene, options = _layered_scene(), dict(packed=False, backend="triton") | options
+    expected = _images_and_gradients(function, scene, **options)
+    monkeypatch.setattr(slots.torch, "empty_like", lambda t, **options: torch.full_like(t, -(2**30), **options))
+    replay_cache.clear_caches()
+    assert_same_bits(expected, _images_and_gradients(function, scene, **options))
+
+
 @pytest.mark.parametrize("far", [False, True])
 def test_gaussians_without_a_slot_have_gradients_of_zero_in_every_layer(far, in_layers):
     """Some lie behind all that is seen, some between."""

@@ -11,7 +11,7 @@ from .distortion import begin_distortion, distortion_of_chunks
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .records import load_record
-from .slots import Layer, PartSlots
+from .slots import Layer, PartSlots, list_part
 from .tuning import walk_options
 from .walk_steps import (
     NO_RAYS,
@@ -96,24 +96,24 @@ def _add_chunks_behind(
 
 
 @triton.jit
-def _load_state(carry, inside, pixel, state):
+def _load_state(layer, inside, pixel, state):
     """Loads T, ``behind`` and the state of distortion of pixels, as the layer behind has left them."""
-    N: tl.constexpr = 2 + (len(state) > 0)
-    transmittance = tl.load(carry + pixel * N, mask=inside, other=1.0)
-    behind = tl.load(carry + pixel * N + 1, mask=inside, other=0.0)
+    address, n_pixels = layer.carry + pixel, layer.n_pixels
+    transmittance = tl.load(address, mask=inside, other=1.0)
+    behind = tl.load(address + n_pixels, mask=inside, other=0.0)
     if len(state) > 0:
-        state = state[:2] + (tl.load(carry + pixel * N + 2, mask=inside, other=0.0),)
+        state = state[:2] + (tl.load(address + 2 * n_pixels, mask=inside, other=0.0),)
     return transmittance, behind, state
 
 
 @triton.jit
-def _store_state(carry, inside, pixel, transmittance, behind, state):
+def _store_state(layer, inside, pixel, transmittance, behind, state):
     """Stores T, ``behind`` and the state of distortion of pixels for the layer in front."""
-    N: tl.constexpr = 2 + (len(state) > 0)
-    tl.store(carry + pixel * N, transmittance, mask=inside)
-    tl.store(carry + pixel * N + 1, behind, mask=inside)
+    address, n_pixels = layer.carry + pixel, layer.n_pixels
+    tl.store(address, transmittance, mask=inside)
+    tl.store(address + n_pixels, behind, mask=inside)
     if len(state) > 0:
-        tl.store(carry + pixel * N + 2, state[2], mask=inside)
+        tl.store(address + 2 * n_pixels, state[2], mask=inside)
 
 
 @triton.jit
@@ -149,6 +149,14 @@ def _step(
             added = add_pixel_gradients(v_pixels[b], record, g, local, FOOTPRINT, GROUPED=False)
             new_v_pixels = new_v_pixels + (added,)
     return new_transmittance, new_behind, new_states, new_v_pixels, sums, feature_sums, local
+
+
+@triton.jit
+def _not_before(index, first, PARTS_PER_PROGRAM: tl.constexpr):
+    """Returns an index from which a walk loads ahead, but not before the first entry of a part that a program lists."""
+    if PARTS_PER_PROGRAM > 1:
+        index = tl.maximum(index, first)
+    return index
 
 
 @triton.jit
@@ -196,96 +204,100 @@ def _composite_bwd_kernel(
     VALUES: tl.constexpr = WALK.FOOTPRINT.VALUES + OPACITY_VALUES + WALK.FEATURES
     BLOCKS: tl.constexpr = PART.HEIGHT // BLOCK_HEIGHT
     UNROLL: tl.constexpr = WALK.UNROLL
-    if layer.entry_starts is not None:
+    if layer.isect_starts is not None:
         v_slots += tl.cast(layer.first_slot, tl.int64) * -COLUMNS
     program = tl.program_id(0)
     for part in range(PARTS_PER_PROGRAM):
         entry_range = load_range(program, ranges, PART.CHUNK, part * part_grid.n_tiles)
-        index, begin, range_end = entry_range.list_index, entry_range.begin, entry_range.end
-        if layer.entry_starts is not None:
-            n_lists = part_grid.n_tiles * ((PART.TILE // PART.WIDTH) * (PART.TILE // PART.HEIGHT))
-            entry_start = layer.entry_starts + layer.number.to(tl.int64) * n_lists + index
-            begin, range_end = tl.load(entry_start), tl.load(entry_start + n_lists)
-        # The state of the pixels of each block: T and behind, at the end of the part's entries.
-        centers = ()
-        transmittance = ()
-        behind = ()
-        v_colors = ()
-        states = ()
-        v_pixels = ()
-        last = ()
-        end = 0
-        for block in tl.static_range(BLOCKS):
-            pixels = part_pixels(index, block, part_grid, rays, PART, BLOCK_HEIGHT, dtype)
-            block_t, block_behind, v_color, state = _begin_pixels(
-                pixels, final, v_images, backgrounds, part_grid, WALK
-            )  # fmt: skip
-            if ranges.chunk_lists is not None:
-                end_chunk = entry_range.end_chunk
-                if entry_range.is_chunk:
-                    block_t, block_behind, state_of_chunk = _add_chunks_behind(
-                        block_t, block_behind, v_color, state, chunks, program, end_chunk, pixels.part_index, WALK
-                    )
-                    if WALK.DISTORTION:
-                        state = state_of_chunk
-            block_last = tl.load(final.last_ids + pixels.index, mask=pixels.inside, other=0)
-            if HAS_CARRY:
-                block_t, block_behind, state = _load_state(layer.carry, pixels.inside, pixels.index, state)
-            centers = centers + (pixels.position,)
-            transmittance = transmittance + (block_t,)
-            behind = behind + (block_behind,)
-            v_colors = v_colors + (v_color,)
-            if WALK.DISTORTION:
-                states = states + (state,)
-            if rays.v_per_pixel is not None:
-                v_pixels = v_pixels + (no_gradients(block_t),)
-            last = last + (block_last,)
-            end = tl.maximum(end, tl.max(block_last))
-        list_values = entries.listed + entry_range.start
-        first_out = v_slots
-        is_first = True
-        if FOLD:
-            column, is_first = column_of_lane(COLUMNS)
-            first_out += column
-        end = tl.maximum(tl.minimum(end, range_end), begin)
-        if begin < end:
-            # The record of the next entry is loaded while that of one is blended.
-            row, slot = load_entry(entries, list_values + end - 1, WALK.FAST)
-            record = load_record(records, row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
-            next_row, next_slot = load_entry(entries, list_values + end - 2, WALK.FAST)
-            ahead = entry_range.start + end - 3  # if derived from entry, that would take 64 bits as well
-            for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
-                entry = end - 1 - step
-                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
-                out = element(first_out, slot, COLUMNS, WALK.FAST)
-                slot = next_slot
-                next_row, next_slot = load_entry(entries, entries.listed + ahead, WALK.FAST)
-                ahead -= 1
-                if WALK.PREFETCH > 0:
-                    later = list_values + tl.maximum(entry - WALK.PREFETCH, begin)
-                    later_row, later_slot = load_entry(entries, later, WALK.FAST)
-                    prefetch(records + later_row.to(tl.int64) * WALK.RECORD_WIDTH, VALUES)
-                    prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
-                # T <- T / (1 - alpha);  behind <- behind + alpha (v . c - behind);  sums of g and of w v
-                transmittance, behind, states, v_pixels, sums, feature_sums, local = _step(
-                    record, entry, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD, WALK
-                )
-                _store(out, sums, feature_sums, local, is_first, FOLD, PARTS_PER_PROGRAM, WALK)
-                record = next_record
-        # The state in front of the entries, for the layer there; then the gradients of rays.
-        if layer.entry_starts is not None:
-            if layer.number > 0:
-                for block in tl.static_range(BLOCKS):
-                    # `pixels` has another type, which a branch may not change
-                    at = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
-                    block_state = states[block] if WALK.DISTORTION else ()
-                    _store_state(layer.carry, at.inside, at.index, transmittance[block], behind[block], block_state)
-        if rays.v_per_pixel is not None:
+        index, start = entry_range.list_index, entry_range.start
+        begin, range_end = entry_range.begin, entry_range.end
+        if PARTS_PER_PROGRAM > 1:
+            start, begin, range_end = list_part(entries, layer, entry_range, part, part_grid.n_tiles)
+        # Without an entry, the state that the layer behind has left is that for the layer in front.
+        is_walked = (begin < range_end) if HAS_CARRY else True
+        if is_walked:
+            # The state of the pixels of each block: T and behind, at the end of the part's entries.
+            centers = ()
+            transmittance = ()
+            behind = ()
+            v_colors = ()
+            states = ()
+            v_pixels = ()
+            last = ()
+            end = 0
             for block in tl.static_range(BLOCKS):
-                pixels = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
-                store_ray_gradients(
-                    rays, chunks, v_pixels[block], program, entry_range, pixels, part_grid, PART.WIDTH * PART.HEIGHT
-                )
+                pixels = part_pixels(index, block, part_grid, rays, PART, BLOCK_HEIGHT, dtype)
+                block_t, block_behind, v_color, state = _begin_pixels(
+                    pixels, final, v_images, backgrounds, part_grid, WALK
+                )  # fmt: skip
+                if ranges.chunk_lists is not None:
+                    end_chunk = entry_range.end_chunk
+                    if entry_range.is_chunk:
+                        block_t, block_behind, state_of_chunk = _add_chunks_behind(
+                            block_t, block_behind, v_color, state, chunks, program, end_chunk, pixels.part_index, WALK
+                        )
+                        if WALK.DISTORTION:
+                            state = state_of_chunk
+                block_last = tl.load(final.last_ids + pixels.index, mask=pixels.inside, other=0)
+                if HAS_CARRY:
+                    block_t, block_behind, state = _load_state(layer, pixels.inside, pixels.index, state)
+                centers = centers + (pixels.position,)
+                transmittance = transmittance + (block_t,)
+                behind = behind + (block_behind,)
+                v_colors = v_colors + (v_color,)
+                if WALK.DISTORTION:
+                    states = states + (state,)
+                if rays.v_per_pixel is not None:
+                    v_pixels = v_pixels + (no_gradients(block_t),)
+                last = last + (block_last,)
+                end = tl.maximum(end, tl.max(block_last))
+            list_values = entries.listed + start
+            first_out = v_slots
+            is_first = True
+            if FOLD:
+                column, is_first = column_of_lane(COLUMNS)
+                first_out += column
+            end = tl.maximum(tl.minimum(end, range_end), begin)
+            if begin < end:
+                # The record of the next entry is loaded while that of one is blended.
+                row, slot = load_entry(entries, list_values + end - 1, WALK.FAST)
+                record = load_record(records, row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
+                next_entry = list_values + _not_before(end - 2, begin, PARTS_PER_PROGRAM)
+                next_row, next_slot = load_entry(entries, next_entry, WALK.FAST)
+                ahead = start + end - 3  # if derived from entry, that would take 64 bits as well
+                for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
+                    entry = end - 1 - step
+                    next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
+                    out = element(first_out, slot, COLUMNS, WALK.FAST)
+                    slot = next_slot
+                    next_entry = entries.listed + _not_before(ahead, start + begin, PARTS_PER_PROGRAM)
+                    next_row, next_slot = load_entry(entries, next_entry, WALK.FAST)
+                    ahead -= 1
+                    if WALK.PREFETCH > 0:
+                        later = list_values + tl.maximum(entry - WALK.PREFETCH, begin)
+                        later_row, later_slot = load_entry(entries, later, WALK.FAST)
+                        prefetch(records + later_row.to(tl.int64) * WALK.RECORD_WIDTH, VALUES)
+                        prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
+                    # T <- T / (1 - alpha);  behind <- behind + alpha (v . c - behind);  sums of g and of w v
+                    transmittance, behind, states, v_pixels, sums, feature_sums, local = _step(
+                        record, entry, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD, WALK
+                    )
+                    _store(out, sums, feature_sums, local, is_first, FOLD, PARTS_PER_PROGRAM, WALK)
+                    record = next_record
+            # The state in front of the entries, for the layer there; then the gradients of rays.
+            if layer.isect_starts is not None:
+                if layer.number > 0:
+                    for block in tl.static_range(BLOCKS):
+                        # `pixels` has another type, which a branch may not change
+                        at = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
+                        block_state = states[block] if WALK.DISTORTION else ()
+                        _store_state(layer, at.inside, at.index, transmittance[block], behind[block], block_state)
+            if rays.v_per_pixel is not None:
+                for block in tl.static_range(BLOCKS):
+                    pixels = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
+                    store_ray_gradients(
+                        rays, chunks, v_pixels[block], program, entry_range, pixels, part_grid, PART.WIDTH * PART.HEIGHT
+                    )
 
 
 def walk_bwd(

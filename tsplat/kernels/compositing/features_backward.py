@@ -16,7 +16,7 @@ from ..device_math import constant, load_tuple
 from ..launch import Int, kernel
 from .matrices import GROUP, Products, kth, lanes_last, load_features, product, set_kth
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
-from .slots import Layer, PartSlots
+from .slots import Layer, PartSlots, list_part
 from .tuning import group_options
 from .walk_steps import (
     NO_RAYS,
@@ -87,6 +87,7 @@ def _features_bwd_kernel(
     entries: "Entries",
     final: "FinalPixels",
     chunks: "Chunks",
+    layer: "Layer",
     v_parts,  # [lists, blocks, WIDTH HEIGHT, CHANNELS]
     v_render_alphas,  # [I, height, width], or None for zero
     v_slots,  # [n_entries, FOOTPRINT.SUMS + n_colors + depth + 2 ABSGRAD], output
@@ -121,7 +122,10 @@ def _features_bwd_kernel(
     program = tl.program_id(0)
     for part in range(PARTS_PER_PROGRAM):
         entry_range = load_range(program, ranges, PART.CHUNK, part * part_grid.n_tiles)
-        index, begin, end_chunk = entry_range.list_index, entry_range.begin, entry_range.end_chunk
+        index, start, end_chunk = entry_range.list_index, entry_range.start, entry_range.end_chunk
+        begin, range_end = entry_range.begin, entry_range.end
+        if PARTS_PER_PROGRAM > 1:
+            start, begin, range_end = list_part(entries, layer, entry_range, part, part_grid.n_tiles)
         pixels = part_pixels(
             index, 0, part_grid, rays, PART, HEIGHT, dtype,
             BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
@@ -156,10 +160,10 @@ def _features_bwd_kernel(
                     behind += tl.reshape(tl.sum(v * color, 1), [HEIGHT, WIDTH])
                 behind *= inverse_transmittance(transmittance, PRODUCTS.FAST)
         last = tl.load(final.last_ids + pixel, mask=inside, other=0)
-        end = tl.maximum(tl.minimum(tl.max(last), entry_range.end), begin)
+        end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
         if rays.v_per_pixel is not None:
             v_pixels = no_gradients(transmittance)
-        list_values = entries.listed + entry_range.start
+        list_values = entries.listed + start
         for done in range(0, end - begin, GROUP):
             # Back to front; before the start, repeats the first row with weight 0.
             entry = end - 1 - done - column
@@ -224,13 +228,13 @@ def features_bwd(
     ranges: Ranges,
     chunks: Chunks,
     slots: PartSlots,
-    _layer: Layer,
+    layer: Layer,
     backgrounds: Tensor | None,
     final: FinalPixels,
     v_images: ImageGradients,
     band: BandTask,
 ) -> None:
-    """Does what ``walk_bwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
+    """Does what ``walk_bwd`` does, for ``FEATURES_MIN`` channels or more, in one layer. Records have no channels."""
     options = group_options(records, band.shape)
     # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
     v_colors = torch.where(final.transmittances[..., None] < 1, v_images.colors, 0.0)
@@ -244,6 +248,7 @@ def features_bwd(
         entries=slots.entries,
         final=final._replace(depth_sums=None),
         chunks=chunks,
+        layer=layer,
         v_parts=_by_part(v_colors, band),
         v_render_alphas=v_images.alphas,
         v_slots=slots.v_slots,

@@ -185,7 +185,7 @@ def store_padding(entries, index, n_entries):
 
 @kernel
 def _part_lists_kernel(
-    rows,  # [M] int32, or None
+    rows,  # [M] int32
     bitmasks,  # [parts, n_words] int32, or None if a tile is one part
     bit_counts,  # [parts n_words] int32, or None
     entries,  # [PADDING + n_entries + PADDING] int32, output
@@ -196,21 +196,19 @@ def _part_lists_kernel(
     n: "Int", n_words: "Int", n_lists: "Int", n_chunks: "Int", n_tiles: "Int", search_steps: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Writes the row of each intersection, or without rows its index, to the list of each part that it reaches.
+    """Writes the row of each intersection to the list of each part that it reaches.
 
     One lane per intersection. The first lanes also find where a list begins, and which list a chunk is of, each: the
     last list beyond the last chunk.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     safe = tl.minimum(index, n - 1)  # loads need no mask
-    value = safe
-    if rows is not None:
-        value = tl.load(rows + safe)
+    row = tl.load(rows + safe)
     indices, is_listed = entry_indices(bitmasks, bit_counts, n_words, safe, PARTS, PTX)
     n_entries = number_of_entries(isect_offsets, bit_counts, n_words, n_tiles, PARTS)
     mask = index < (n if bitmasks is not None else n_entries)
     for part in tl.static_range(PARTS):
-        tl.store(entries + PADDING + indices[part], value, mask=mask & (is_listed[part] != 0))
+        tl.store(entries + PADDING + indices[part], row, mask=mask & (is_listed[part] != 0))
     store_padding(entries, index, n_entries)
     if offsets is not None:
         if tl.program_id(0) * BLOCK <= n_lists:
@@ -278,7 +276,7 @@ def list_parts(records: Tensor, band: BandTask, n_features: int, has_walk_ends: 
         # Elements beyond the last intersection are in a tile beyond the last one, whose end is read and not used.
         walk_ends = offsets.new_empty(n_lists) if capacities is None else torch.zeros_like(offsets)[:-1]
     lists = PartLists(n_entries, None, offsets, bitmasks, bit_counts, walk_ends, **chunks, launch_order=launch_order)
-    return lists._replace(ids=list_values(flatten_ids, lists, intersections, offsets_known=offsets_known))
+    return lists._replace(ids=_list_rows(lists, intersections, offsets_known=offsets_known))
 
 
 def max_chunks(n_entries: int, chunk: int) -> int:
@@ -291,17 +289,13 @@ def entries_per_intersection(parts: int) -> int:
     return max(parts // 2, 1)
 
 
-def list_values(
-    rows: Tensor | None, lists: PartLists, intersections: Intersections, *, offsets_known: bool = True
-) -> Tensor:
-    """Returns the entries of all lists: rows, or without these, indices of intersections. [n_entries] int32
+def _list_rows(lists: PartLists, intersections: Intersections, *, offsets_known: bool) -> Tensor:
+    """Returns the entries of all lists, which are rows. [n_entries] int32
 
     Also writes ``chunk_lists``, if lists are cut, and ``offsets``, unless they are known.
 
     Args:
-        rows: [M] int32, or None.
         lists: Without ``ids``.
-        offsets_known: Whether ``lists.offsets`` are known.
     """
     n, n_lists = intersections.flatten_ids.numel(), lists.offsets.numel() - 1
     entries = lists.offsets.new_empty(lists.n_entries + 2 * PADDING.value)
@@ -309,7 +303,7 @@ def list_values(
     _part_lists_kernel.launch_elementwise(
         max(n, lists.n_chunks, 0 if offsets_known else n_lists + 1),
         BLOCK,
-        rows=rows,
+        rows=intersections.flatten_ids,
         bitmasks=lists.bitmasks,
         bit_counts=lists.bit_counts,
         entries=entries,
@@ -329,16 +323,6 @@ def list_values(
     return entries[PADDING.value : -PADDING.value]
 
 
-def tile_keys(intersections: Intersections) -> Tensor:
-    """Returns ``keys`` of :class:`Intersections`; computed with its ``key_bias`` if unknown."""
-    isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
-    if intersections.keys is not None:
-        return intersections.keys
-    index = torch.arange(flatten_ids.numel(), device=flatten_ids.device)
-    keys = torch.searchsorted(isect_offsets, index, right=True, out_int32=True)
-    return keys + (intersections.first_tile - 1 - intersections.key_bias)
-
-
 def _part_bits(records: Tensor, band: BandTask) -> tuple[Tensor, Tensor]:
     """Returns ``bitmasks`` and ``bit_counts`` of :class:`PartLists`."""
     intersections = band.intersections
@@ -354,7 +338,7 @@ def _part_bits(records: Tensor, band: BandTask) -> tuple[Tensor, Tensor]:
         WORD.value,
         records=records,
         flatten_ids=flatten_ids,
-        keys=tile_keys(intersections),
+        keys=intersections.tile_keys(),
         isect_offsets=intersections.isect_offsets,
         bitmasks=bitmasks,
         counts=counts,

@@ -3,14 +3,15 @@
 An intersection has a slot for each part of its tile that composited it: where it has an entry and some pixel had not
 stopped before. The gradients of later entries are zero. Slots are numbered in Gaussian-major order, so those of a
 Gaussian are contiguous. On a GPU, two kernels count the slots of intersections, and write the rows and slots of
-entries. On a CPU, the parts of a tile share a slot, which is that of the intersection: nothing is counted.
+entries. On a CPU, the parts of a tile share a slot, which is that of the intersection: nothing is counted, and a
+program lists the entries of one part after the other.
 
 After the walk, two kernels add the slots of each Gaussian in a fixed order: the sums of the footprint, the gradients of
 features, and two sums for absgrad. The second also turns them into gradients.
 
 Many slots take much memory, so a CPU computes them in **layers**: ranges of Gaussians by depth, the last ones first.
-Gaussian-major order is that of depth, so the slots of a layer follow each other, and so do its entries in each list. A
-walk leaves the state of its pixels to the walk of the layer in front. All bits are those of one layer.
+Gaussian-major order is that of depth, so the slots of a layer follow each other, and so do its intersections in each
+tile. A walk leaves the state of its pixels to the walk of the layer in front. All bits are those of one layer.
 """
 
 import math
@@ -27,19 +28,22 @@ from ..device_math import load_tuple, store_tuple
 from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, programs
 from ..scans import prefix_sums
 from .footprints.ellipse import LARGE
-from .part_lists import BLOCK, PADDING, entry_indices, list_values, number_of_entries, store_padding, tile_keys
+from .part_lists import BLOCK, PADDING, entry_index, entry_indices, number_of_entries, store_padding
 from .tuning import longest_first
-from .walk_steps import BandTask, Entries, load_entry_slots
+from .walk_steps import BandTask, Entries
 
 LN_2 = tl.constexpr(math.log(2.0))
+
+LIST_BLOCK = tl.constexpr(16)
+"""Intersections that a program lists at once."""
 
 GROUP, LANES, UNROLL = 16, 64, 8
 """Spans per program of ``_span_sum_kernel``, lanes of ``_row_sum_kernel``, and how often both unroll their loops."""
 
-LAYER_BYTES, LAYERS_MAX = 2**22, 4
-"""A CPU computes slots in layers of about this many bytes, but not in more layers than this: each costs about a percent
-of the time of a call. GPUs have one layer. Programs wait there for the longest list of each: four layers were predicted
-to double the time of the backward pass."""
+LAYER_BYTES, LAYERS_MAX = 2**22, 5
+"""A CPU computes slots in layers of about this many bytes, but not in more layers than this: each costs about three
+percent of the time of a call. GPUs have one layer. Programs wait there for the longest list of each: four layers were
+predicted to double the time of the backward pass."""
 
 
 @triton.jit
@@ -128,20 +132,20 @@ def _part_entries_kernel(
 def _layers_kernel(
     slot_starts,  # [S + 1] int32
     span_starts,  # [nnz + 1] int32
-    entries: "Entries",
-    offsets,  # [lists + 1] int32
+    slots,  # [M] int32, slot of each intersection, ascending in each tile
+    isect_offsets,  # [tiles + 1] int32
     first_positions,  # [layers + 1] int32, output
-    entry_starts,  # [layers + 1, lists] int32, output
-    n_rows: "Int", n_lists: "Int", n_layers: "Int", layer_size: "Int",
-    row_search_steps: "Int", entry_search_steps: "Int",
+    isect_starts,  # [layers + 1, tiles] int32, output
+    n_rows: "Int", n_tiles: "Int", n_layers: "Int", layer_size: "Int",
+    row_search_steps: "Int", isect_search_steps: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Finds the first Gaussian of each layer, and where it begins in each list, see ``Layers``. One lane for each.
+    """Finds the first Gaussian of each layer, and where it begins in each tile, see ``Layers``. One lane for each.
 
     A layer begins with the first Gaussian whose first slot is not less than a multiple of ``layer_size``.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    layer, list_index = index // n_lists, index % n_lists
+    layer, tile = index // n_tiles, index % n_tiles
     mask = layer <= n_layers
     low, high = layer * 0, layer * 0 + n_rows
     for _ in range(row_search_steps):
@@ -150,16 +154,40 @@ def _layers_kernel(
         is_before = (start < layer * layer_size) & (middle < n_rows)
         low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
     low = tl.where(layer == n_layers, n_rows, low)  # the last layer also has those without a slot behind all others
-    tl.store(first_positions + layer, low, mask=mask & (list_index == 0))
+    tl.store(first_positions + layer, low, mask=mask & (tile == 0))
     start = tl.load(slot_starts + tl.load(span_starts + low, mask=mask, other=0), mask=mask, other=0)
-    first = tl.load(offsets + list_index)
-    low, high = first, tl.load(offsets + list_index + 1)
+    low, high = tl.load(isect_offsets + tile), tl.load(isect_offsets + tile + 1)
     end = high
-    for _ in range(entry_search_steps):
+    for _ in range(isect_search_steps):
         middle = (low + high) // 2
-        is_before = (load_entry_slots(entries, entries.listed, middle) < start) & (middle < end)
+        is_before = (tl.load(slots + middle, mask=middle < end, other=0) < start) & (middle < end)
         low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
-    tl.store(entry_starts + index, low - first, mask=mask)
+    tl.store(isect_starts + index, low, mask=mask)
+
+
+@triton.jit
+def list_part(entries, layer, entry_range, part, n_tiles):
+    """Lists the intersections of a part, of those of a layer, in the memory of its tile.
+
+    Returns:
+        The index in ``entries.listed`` of entry 0, if it were there; the first entry of the layer, and the one after
+        its last.
+    """
+    tile = entry_range.list_index - part * n_tiles
+    starts = entries.isect_offsets + tile
+    first, end = tl.load(starts), tl.load(starts + 1)
+    if layer.isect_starts is not None:
+        starts = layer.isect_starts + layer.number * n_tiles + tile
+        first, end = tl.load(starts), tl.load(starts + n_tiles)
+    bitmasks, bit_counts, n_words = entries.bitmasks, entries.bit_counts, entries.n_words
+    first_entry, _ = entry_index(bitmasks, bit_counts, part, n_words, first, False)
+    end_entry, _ = entry_index(bitmasks, bit_counts, part, n_words, end, False)
+    for block in range(first, end, LIST_BLOCK):
+        index = block + tl.arange(0, LIST_BLOCK)
+        entry, is_listed = entry_index(bitmasks, bit_counts, part, n_words, tl.minimum(index, end - 1), False)
+        tl.store(entries.listed + first + (entry - first_entry), index, mask=(index < end) & (is_listed != 0))
+    begin = first_entry - entry_range.start.to(tl.int32)
+    return (first - begin).to(tl.int64), begin, begin + (end_entry - first_entry)
 
 
 @triton.jit
@@ -350,14 +378,14 @@ class Layers(NamedTuple):
     Attributes:
         n, size: Their number, and about how many slots each has. The memory of a layer begins with slot layer * size.
         first_positions: [layers + 1] int32, position of the first Gaussian of each in depth order, and nnz.
-        entry_starts: [layers + 1, lists] int32, first entry of each in each list, counted from the list's first.
-        carry: [I, height, width, values], where the walk of a layer leaves the state of pixels to that in front.
+        isect_starts: [layers + 1, tiles] int32, first intersection of each in each tile.
+        carry: [values, I, height, width], where the walk of a layer leaves the state of pixels to that in front.
     """
 
     n: int
     size: int
     first_positions: Tensor
-    entry_starts: Tensor
+    isect_starts: Tensor
     carry: Tensor
 
 
@@ -366,13 +394,15 @@ class Layer(NamedTuple):
 
     Attributes:
         number, first_slot: Which one, and the slot that its memory begins with.
-        first_positions, entry_starts, carry: Of all layers.
+        n_pixels: Number of pixels of all images.
+        first_positions, isect_starts, carry: Of all layers.
     """
 
     number: int = 0
     first_slot: int = 0
+    n_pixels: int = 0
     first_positions: Tensor | None = None
-    entry_starts: Tensor | None = None
+    isect_starts: Tensor | None = None
     carry: Tensor | None = None
 
 
@@ -401,8 +431,9 @@ class PartSlots(NamedTuple):
         """Returns the layers in the order in which they are computed."""
         if self.layers is None:
             return [Layer()]
-        n, size, *tensors = self.layers
-        return [Layer(k, k * size, *tensors) for k in reversed(range(n))]
+        n, size, first_positions, isect_starts, carry = self.layers
+        n_pixels = carry[0].numel()
+        return [Layer(k, k * size, n_pixels, first_positions, isect_starts, carry) for k in reversed(range(n))]
 
 
 def assign_slots(lists: PartLists, band: BandTask, records: Tensor, columns: int, n_carry: int | None) -> PartSlots:
@@ -424,7 +455,12 @@ def assign_slots(lists: PartLists, band: BandTask, records: Tensor, columns: int
     layers = None
     if parts_per_program > 1:
         # The Gaussian-major index of an intersection is the slot of its entries.
-        entries = Entries(list_values(None, lists, intersections), intersections.flatten_ids, gaussian_major.indices)
+        rows, indices = intersections.flatten_ids, gaussian_major.indices
+        assert lists.bitmasks is not None
+        n_words = lists.bitmasks.shape[1]
+        entries = Entries(
+            torch.empty_like(rows), rows, indices, isect_offsets, lists.bitmasks, lists.bit_counts, n_words
+        )
         slot_starts = gaussian_major.isect_starts
         launch_order, allocate, n_slots = (
             longest_first(isect_offsets),
@@ -437,8 +473,8 @@ def assign_slots(lists: PartLists, band: BandTask, records: Tensor, columns: int
         # Only lists that were made by depth have known keys.
         if n_carry is not None and intersections.keys is not None and n_slots > size + slack:
             camera = band.settings.camera
-            carry = records.new_empty(band.grid.n_images, camera.height, camera.width, n_carry)
-            layers = _find_layers(n_layers, size, lists, entries, gaussian_major, carry)
+            carry = records.new_empty(n_carry, band.grid.n_images, camera.height, camera.width)
+            layers = _find_layers(n_layers, size, isect_offsets, gaussian_major, carry)
             n_slots = size + slack
     else:
         walk_ends, launch_order = lists.offsets[1:] if lists.walk_ends is None else lists.walk_ends, lists.launch_order
@@ -456,34 +492,31 @@ def assign_slots(lists: PartLists, band: BandTask, records: Tensor, columns: int
 def _find_layers(
     n_layers: int,
     size: int,
-    lists: PartLists,
-    entries: Entries,
+    isect_offsets: Tensor,
     gaussian_major: GaussianMajor,
     carry: Tensor,
 ) -> Layers:
     """Finds where layers begin if the slot of an intersection is its Gaussian-major index."""
-    n_lists, span_starts = lists.offsets.numel() - 1, gaussian_major.span_starts
-    first_positions, entry_starts = (
-        lists.offsets.new_empty(n_layers + 1),
-        lists.offsets.new_empty(n_layers + 1, n_lists),
-    )
+    n_tiles, span_starts = isect_offsets.numel() - 1, gaussian_major.span_starts
+    first_positions = isect_offsets.new_empty(n_layers + 1)
+    isect_starts = isect_offsets.new_empty(n_layers + 1, n_tiles)
     _layers_kernel.launch_elementwise(
-        entry_starts.numel(),
+        isect_starts.numel(),
         BLOCK,
         slot_starts=gaussian_major.isect_starts,
         span_starts=span_starts,
-        entries=entries,
-        offsets=lists.offsets,
+        slots=gaussian_major.indices,
+        isect_offsets=isect_offsets,
         first_positions=first_positions,
-        entry_starts=entry_starts,
+        isect_starts=isect_starts,
         n_rows=span_starts.numel() - 1,
-        n_lists=n_lists,
+        n_tiles=n_tiles,
         n_layers=n_layers,
         layer_size=size,
         row_search_steps=span_starts.numel().bit_length(),
-        entry_search_steps=lists.n_entries.bit_length(),
+        isect_search_steps=gaussian_major.indices.numel().bit_length(),
     )
-    return Layers(n_layers, size, first_positions, entry_starts, carry)
+    return Layers(n_layers, size, first_positions, isect_starts, carry)
 
 
 def _entries(
@@ -500,7 +533,7 @@ def _entries(
     arguments = {
         "n": n,
         "gaussian_major_indices": gaussian_major.indices,
-        "keys": tile_keys(intersections),
+        "keys": intersections.tile_keys(),
         "bitmasks": lists.bitmasks,
         "bit_counts": lists.bit_counts,
         "walk_ends": walk_ends,
@@ -555,7 +588,7 @@ def sum_slots(
         "slot_starts": slots.slot_starts,
         "rows": rows,
         "large": large,
-        "layer": layer._replace(entry_starts=None, carry=None),
+        "layer": layer._replace(isect_starts=None, carry=None),
     }
     spans_first = band.grid.tiles_per_image > LARGE.value
     if is_compiled_for_cpu(large) and spans_first:

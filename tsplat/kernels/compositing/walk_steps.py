@@ -357,13 +357,20 @@ class Entries(NamedTuple):
     """Rows and slots of the entries of lists in the backward pass: an argument of kernels.
 
     Attributes:
-        listed: [n_entries] int64, row of each in the low 32 bits, slot in the high ones; or int32, its intersection.
+        listed: [n_entries] int64, row of each in the low 32 bits, slot in the high ones. Where the parts of a tile
+            share slots: [M] int32, in which each program lists the intersections of one part after the other.
         rows, slots: [M] int32, row and slot of each intersection; None if ``listed`` has both.
+        isect_offsets, bitmasks, bit_counts, n_words: What lists are made from, see ``PartLists``; None and 0 if
+            ``listed`` has them.
     """
 
     listed: Tensor
     rows: Tensor | None = None
     slots: Tensor | None = None
+    isect_offsets: Tensor | None = None
+    bitmasks: Tensor | None = None
+    bit_counts: Tensor | None = None
+    n_words: int = 0
 
 
 @triton.jit
