@@ -4,9 +4,9 @@ A decision may differ where a value is nearer to its threshold than `DECISION_MA
 plain PyTorch in fp32 there: the largest of 32 runs on inputs that are jittered by half an epsilon. It may also differ
 where one of these runs decides otherwise, and in tiles that a box touches or leaves by less than `BOX_MARGIN`.
 
-Radii of the unscented transform with "gsplat-1.6" are gsplat's, those of compensated opacities, also if opacities are
-not compensated. What such a Gaussian adds to pixels outside of its box depends on the tiles there, and may be missing;
-neither panoramas nor evaluation in 3D have this.
+Radii of the unscented transform are gsplat's, those of compensated opacities, also if opacities are not compensated.
+What such a Gaussian adds to pixels outside of its box depends on the tiles there, and may be missing; neither
+panoramas nor evaluation in 3D have this.
 """
 
 import dataclasses
@@ -121,7 +121,7 @@ def _of_gaussians(scene: dict[str, Any], options: dict[str, Any], taken: Decisio
     own, margins = found.decisions, found.margins
     bounded = EVERYWHERE
     is_of_screens = not options["with_eval3d"] and scene["camera_model"] != "equirectangular"
-    if is_of_screens and options["numerics"] == "gsplat-1.6" and options["rasterize_mode"] == "classic":
+    if is_of_screens and scene["with_ut"] and options["rasterize_mode"] == "classic":
         bounded = _in_boxes(found.projection, scene["width"], scene["height"])
     return (
         Choice(own.visible, margins.visible), Choice(own.order, margins.order),
