@@ -25,6 +25,7 @@ CASES = {
     "a sweep": dict(seed=4, sweeps=True, tile_size=4, render_mode="RGB-d"),
     "a sweep, clockwise, of a sector": dict(seed=5, sweeps=True, span=2.5, cameras=2, numerics="gsplat-1.6"),
     "very uneven angles": dict(seed=6, unevenness=1.9, offsets=0.0, tile_size=4),
+    "both poles": dict(seed=7, poles=True, sweeps=True, size=2.0),
     "offsets that go around": dict(
         seed=20, n=8, rows=17, columns=70, span=5.9, offsets=2.0, unevenness=0.5, size=0.4, tile_size=4
     ),
@@ -190,6 +191,13 @@ def test_layouts_are_kept_while_tables_do_not_change():
     assert LidarLayout.of(given) is not layout
     moved = dataclasses.replace(given, row_elevations_rad=given.row_elevations_rad.requires_grad_() * 1.0)
     assert LidarLayout.of(moved) is not LidarLayout.of(moved)
+
+
+def test_rows_may_be_at_the_poles_in_fp32():
+    """A right angle is larger in fp32 than in fp64."""
+    row, _, alphas, distance = alone(0, 90, elevations=(90.0, 0.0, -90.0))
+    assert row == 0 and alphas[0].min() > 0.99 and not alphas[1:].any()
+    assert abs(distance - 3) < 1e-3
 
 
 def test_fields_of_view():

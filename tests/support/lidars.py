@@ -13,7 +13,7 @@ def lidar(seed=0, *, rows=9, columns=40, span=None, offsets=0.2, unevenness=0.5,
 
     With ``poles``, rows are from the zenith to the nadir.
     """
-    top, fall = (1.57, 3.14) if poles else (0.4, 0.9)
+    top, fall = (math.pi / 2, math.pi) if poles else (0.4, 0.9)
     generator = torch.Generator().manual_seed(seed)
 
     def steps(n, span):

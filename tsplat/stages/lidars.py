@@ -353,7 +353,7 @@ def _check_angles(elevations: np.ndarray, azimuths: np.ndarray, offsets: np.ndar
             raise ArgumentError(
                 f"lidar_coeffs.{name}: expected finite angles in radians, found NaN or infinity; check the lidar"
             )
-    if (np.diff(elevations) >= 0).any() or abs(elevations).max() > math.pi / 2:
+    if (np.diff(elevations) >= 0).any() or abs(elevations).max() > math.pi / 2 + 1e-6:  # of a right angle in fp32
         raise ArgumentError(
             "lidar_coeffs.row_elevations_rad: expected angles between pi / 2 and -pi / 2 in descending order; sort the "
             "rows from top to bottom"
