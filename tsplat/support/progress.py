@@ -4,6 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import TypeVar
 
 from .extras import require
@@ -14,8 +15,12 @@ STAGE_LINES = 4
 TRACK_LINES = 10
 """Lines that :func:`track` prints without a terminal."""
 
+STEP_DELAY = 1.0
+"""Seconds that a part of a stage may take without being shown; see :func:`reporter`."""
+
 T = TypeVar("T")
 Show = Callable[[str, int, int], None]
+_displays: ContextVar[Show | None] = ContextVar("display", default=None)
 
 
 def duration(seconds: float) -> str:
@@ -36,8 +41,40 @@ def stage_display(delay: float = 0.0) -> Iterator[Show]:
     Raises:
         MissingExtraError: rich is not installed and stdout is a terminal.
     """
-    with _bars() if sys.stdout.isatty() else _lines(delay) as show:
+    with _bars() if sys.stdout.isatty() else _lines(delay) as show, reports_to(show):
         yield show
+
+
+@contextlib.contextmanager
+def reports_to(show: Show) -> Iterator[None]:
+    """Passes the stages of :func:`reporter` inside of the block to a callback."""
+    token = _displays.set(show)
+    try:
+        yield
+    finally:
+        _displays.reset(token)
+
+
+def reported(values: Iterable[T], total: int, stage: str) -> Iterator[T]:
+    """Yields the values, and reports how many of `total` are done; see :func:`reporter`."""
+    report = reporter(stage)
+    for i, value in enumerate(values, 1):
+        yield value
+        report(i, total)
+
+
+def reporter(stage: str) -> Callable[[int, int], None]:
+    """Returns a function of what is done of a total, which the display of the caller's callers shows as a stage.
+
+    It shows nothing for the first second, so that small inputs have no such stage, and without a display.
+    """
+    show, start = _displays.get(), time.perf_counter()
+
+    def report(done: int, total: int) -> None:
+        if show is not None and time.perf_counter() - start >= STEP_DELAY:
+            show(stage, done, total)
+
+    return report
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError
+from ...support.progress import reported
 from ...support.reading import open_file
 from ..cameras import Camera, centers
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
@@ -203,7 +204,7 @@ def read_views(
     _check_masks([photograph.mask for photograph in photographs if photograph.mask])
     if cameras == "native":
         photographs = [dataclasses.replace(p, lens=_native(p.lens)) for p in photographs]
-    layouts = [_find_layout(photograph) for photograph in photographs]
+    layouts = list(reported(map(_find_layout, photographs), len(photographs), "checking"))
     largest = max((math.prod(layout.size) for layout in layouts), default=1)
     distorted = [(p.lens, *s.size) for p, s in zip(photographs, layouts) if _is_resampled(p.lens, cameras)]
     # The map of a lens that one image has is not kept: survey software may give each image its own.

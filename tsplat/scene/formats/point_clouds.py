@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import FileError, UnsupportedError
+from ...support.progress import reporter
 from ...support.reading import open_file
 from .foreign import Warn
 from .ply_file import PlyFile
@@ -40,12 +41,15 @@ def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn
             every = max(math.ceil(count / POINTS_MAX), 1)
             n_max = 0.0
             parts = [(np.zeros((0, 3)), np.zeros((0, 3), np.float32))]
-            n_invalid = 0
+            n_invalid = n_read = 0
+            report = reporter("points")
             for points, values in blocks(every):
                 finite = np.isfinite(points).all(-1)
                 n_invalid += int((~finite).sum())
                 colors = np.full(points.shape, np.nan, np.float32) if values is None else values
                 n_max = max(n_max, float(colors.max(initial=0.0)))
+                n_read += every * len(points)
+                report(min(n_read, count), count)
                 parts.append((points[finite], colors[finite].astype(np.float32)))
     except UnsupportedError as error:
         raise FileError(str(error)) from error

@@ -17,6 +17,7 @@ from ...scene.capture.views import Capture, View
 from ...scene.exr_maps import read_exr
 from ...scene.images import BoundedFile, open_image
 from ...support.extras import require
+from ...support.progress import reported
 from ..configuration import DepthKind, RunConfig
 
 KINDS = {"depth_prior": 1, "depth_confidence": 1, "normal_prior": 3}
@@ -97,7 +98,7 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
         notes = [f"{n_missing} of {len(existing)} training views have no {name}"] if n_missing else []
         views = [
             view if path is None else _with_prior(view, name, path, config)
-            for view, path in zip(capture.train, existing)
+            for view, path in reported(zip(capture.train, existing), len(existing), "maps")
         ]
         checked = [view for view in views if getattr(view, name) is not None]
         checked = checked[:: -(-len(checked) // CHECKED_VIEWS_MAX)]

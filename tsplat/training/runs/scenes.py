@@ -23,7 +23,7 @@ from ...scene.capture.normalization import normalize_capture
 from ...scene.capture.photographs import OnProgress
 from ...scene.capture.views import Capture, View
 from ...support.interruption import StopRequest
-from ...support.progress import stage_display
+from ...support.progress import reports_to, stage_display
 from ...support.suggestions import list_names
 from ..configuration import TYPICAL_EXTENT, RunConfig
 from ..evaluation import check_sizes
@@ -141,16 +141,17 @@ def read_run_capture(
 
     The local frame is that of an earlier part of the run, or by default the one that suits the scene.
     """
-    with stage_display() as show:
+    with stage_display() as display:
 
-        def on_progress(done: int, total: int) -> None:
+        def show(stage: str, done: int, total: int) -> None:
             if stop is not None:
                 stop.check()
-            show("reading", done, total)
+            display(stage, done, total)
 
-        capture = read_scene(config, on_progress, frame)
-    check_sizes((*capture.train, *capture.test), config.downscale)
-    capture = read_priors(capture, config)
+        with reports_to(show):
+            capture = read_scene(config, lambda done, total: show("reading", done, total), frame)
+            check_sizes((*capture.train, *capture.test), config.downscale)
+            capture = read_priors(capture, config)
     for note in (*capture.notes, *note_large_images(capture.train)):
         print(f"note: {note}")
     return capture.to(device)
