@@ -30,7 +30,17 @@ STAGES_USE = {
     "precision",
     "runtime",
 }
-SCENE = {"__init__", "arguments", "config", "errors", "formulas", "precision", "support"}
+SCENE = {
+    "arguments",
+    "config",
+    "errors",
+    "formulas",
+    "functional",
+    "ops",
+    "precision",
+    "rasterization",
+    "support",
+}
 VIEWING = {"arguments", "config", "errors", "formulas", "precision", "rendering", "runtime", "scene", "support"}
 TRAINING = VIEWING | {"__init__", "ops", "passes", "stages", "strategies", "viewing"}
 MODULES = {
@@ -78,7 +88,7 @@ MODULES = {
     "__init__": {"config", "errors", "functional", "ops", "passes", "rasterization", "stages"},
     "scene": SCENE,
     "strategies": {"arguments", "config", "data", "errors", "formulas", "precision", "runtime", "support"},
-    "rendering": {"precision", "rasterization", "scene"},
+    "rendering": {"scene"},
     "viewing": VIEWING,
     "training": TRAINING,
     "compat": {

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import spherical_harmonics
 from ..errors import ArgumentError
 from ..formulas import rotations as formulas
+from ..functional.shading import spherical_harmonics
 from ..precision import differentiable, fp64, identity, in_full_precision, product
 from .gaussians import Gaussians
 

@@ -21,7 +21,8 @@ from ...support.progress import Show
 from ..cameras import Camera, choose_evenly, resize_camera
 from ..extents import with_near_planes
 from ..gaussians import PARAMETERS, Gaussians, drop_invalid
-from .importance import importance, render_view
+from ..rendered_views import render_views
+from .importance import importance
 from .moments import merge_into_neighbors
 
 N_ROUNDS = 8
@@ -132,13 +133,17 @@ def _finetune(
 ) -> Gaussians:
     """Minimizes the squared difference from images of the original, on backgrounds of random colors."""
 
+    def render(model: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
+        images, alphas, _ = render_views(model, [camera], background=None, backend=backend)
+        return images[0], alphas[0]
+
     def on_background(image: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
         return image + (1 - alpha) * background
 
     with torch.no_grad():
-        targets = [render_view(original, camera, backend=backend)[:2] for camera in cameras]
+        targets = [render(original, camera) for camera in cameras]
         sample = range(0, len(cameras), max(1, len(cameras) // 8))
-        errors = [render_view(gaussians, cameras[i], backend=backend)[0] - targets[i][0] for i in sample]
+        errors = [render(gaussians, cameras[i])[0] - targets[i][0] for i in sample]
     error = math.sqrt(sum(float(image.square().mean()) for image in errors) / len(errors))
     factor = min(max(error / RATES_ERROR, 1.0), RATES_FACTOR_MAX)
     tensors: dict[str, Any] = {name: tensor.clone().requires_grad_() for name, tensor in gaussians.tensors().items()}
@@ -152,8 +157,7 @@ def _finetune(
         i = order.pop()
         background = torch.rand(3, generator=generator, dtype=torch.float32, device="cpu").to(gaussians.means)
         optimized = dataclasses.replace(gaussians, **tensors)
-        image, alpha, _ = render_view(optimized, cameras[i], backend=backend)
-        difference = on_background(image, alpha, background) - on_background(*targets[i], background)
+        difference = on_background(*render(optimized, cameras[i]), background) - on_background(*targets[i], background)
         optimizer.zero_grad()
         torch.autograd.backward(difference.square().mean())
         optimizer.step()

@@ -1,30 +1,17 @@
 """Importance of Gaussians: by how much images change without them, and how much of the images they are."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ... import rasterization
-from ...config import Backend, RasterizeMode
-from ..cameras import Camera, rasterization_arguments
+from ...config import Backend
+from ..cameras import Camera
 from ..gaussians import Gaussians
+from ..rendered_views import render_views
 
 WEIGHT_PROBE = 1e-6
 """Factor of the image of ones whose gradient is the weight; too small to change the gradient of the opacities."""
-
-
-def render_view(
-    gaussians: Gaussians, camera: Camera, *, backend: Backend, opacities: Tensor | None = None, **options: Any
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Renders a view on black: image [height, width, 3], alpha [height, width, 1] and the meta of the rasterizer."""
-    call = gaussians.rasterization_arguments(gaussians.sh_degree)
-    call |= {} if opacities is None else {"opacities": opacities}
-    call |= rasterization_arguments([camera.to(gaussians.means.device)])
-    mode: RasterizeMode = "antialiased" if gaussians.antialiased else "classic"
-    images, alphas, meta = rasterization(**call, packed=False, rasterize_mode=mode, backend=backend, **options)
-    return images[0], alphas[0], meta
 
 
 def importance(
@@ -49,7 +36,9 @@ def importance(
     errors, weights = torch.zeros_like(opacities), torch.zeros_like(opacities)
     for camera in cameras:
         background = torch.rand(3, generator=generator, dtype=torch.float32, device="cpu").to(device)
-        image, alpha, meta = render_view(gaussians, camera, backend=backend, opacities=opacities, extra_signals=ones)
+        (image,), (alpha,), meta = render_views(
+            gaussians, [camera], background=None, backend=backend, opacities=opacities, extra_signals=ones
+        )
         signs = torch.randint(0, 2, image.shape, generator=generator, device="cpu").to(image) * 2 - 1
         probe = (signs * (image + (1 - alpha) * background)).sum()
         probe = probe + WEIGHT_PROBE * meta["render_extra_signals"].sum()

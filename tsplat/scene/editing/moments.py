@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import quat_scale_to_covar_preci
 from ...config import SH_NORMS
+from ...functional.projection import quat_scale_to_covar_preci
 from ...support.extras import require
 from ..gaussians import Gaussians
 from ..rotation import quaternions

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from ... import depth_to_normals, depth_to_points, rasterization, rasterization_2dgs
-from ...config import Backend, DepthMode, RasterizeMode
+from ...config import Backend
 from ...errors import UnsupportedError
-from ..cameras import Camera, rasterization_arguments
+from ...ops.depth_maps import depth_to_normals, depth_to_points
+from ..cameras import Camera
 from ..culling import CulledModel
 from ..gaussians import Gaussians
+from ..rendered_views import render_views
 
 DepthKind = Literal["expected", "median"]
 
@@ -103,16 +104,12 @@ class DepthRenderer:
 
     def _render(self, gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor, Tensor | None]:
         """Renders colors and expected depth [H, W, 4], alpha [H, W] and, of 2D Gaussians, the median depth [H, W]."""
-        call: dict[str, Any] = gaussians.rasterization_arguments(gaussians.sh_degree)
-        call |= rasterization_arguments([camera], surfels=gaussians.surfels)
-        call |= dict(packed=False, render_mode="RGB+ED", backend=self._backend)
+        options: dict[str, Any] = dict(background=None, render_mode="RGB+ED", backend=self._backend)
         if gaussians.surfels:
-            depth_mode: DepthMode = "ray" if self._depth == "median" else "expected"
-            images, alphas, _, _, _, medians, _ = rasterization_2dgs(**call, depth_mode=depth_mode)
-            return images[0], alphas[0, ..., 0], medians[0, ..., 0]
-        mode: RasterizeMode = "antialiased" if gaussians.antialiased else "classic"
-        images, alphas, _ = rasterization(**call, rasterize_mode=mode)
-        return images[0], alphas[0, ..., 0], None
+            options["depth_mode"] = "ray" if self._depth == "median" else "expected"
+        images, alphas, meta = render_views(gaussians, [camera], **options)
+        medians = meta["render_median"][0, ..., 0] if gaussians.surfels else None
+        return images[0], alphas[0, ..., 0], medians
 
     def _find_medians(self, gaussians: Gaussians, camera: Camera) -> Tensor:
         """Returns the depth [H, W] at which the transmittance falls below one half; 0 where it does not.

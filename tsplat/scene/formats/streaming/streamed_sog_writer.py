@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .... import quat_scale_to_covar_preci
+from ....functional.projection import quat_scale_to_covar_preci
 from ....support.extras import require
 from ....support.files import output_folder
 from ...editing.levels import detail_levels

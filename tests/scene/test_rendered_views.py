@@ -9,8 +9,8 @@ from tests.support import scenes
 from tests.support.closeness import assert_exact
 from tsplat import reference
 from tsplat.errors import ArgumentError
-from tsplat.rendering import render, render_views
 from tsplat.scene import Camera, Gaussians
+from tsplat.scene.rendered_views import render, render_views
 
 STRUCTURE = scenes.Structure(n=15, cameras=2, sh_degree=2, width=24, height=18, seed=5)
 

@@ -1,0 +1,102 @@
+"""Rendering of a model with cameras: functions of `rasterization` applied to :class:`Gaussians` and :class:`Camera`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..precision import fp64, in_full_precision
+from ..rasterization import rasterization, rasterization_2dgs
+from .cameras import Camera, rasterization_arguments
+from .capture.views import Color
+from .gaussians import Gaussians
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+@in_full_precision
+def render_views(
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    *,
+    n_cameras: int | None = None,
+    background: Color | Tensor | None = (0.0, 0.0, 0.0),
+    sh_degree: int | None = None,
+    group: ProcessGroup | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Renders views of a model, without clamping.
+
+    Differentiable with respect to the raw parameters of the Gaussians and the tensors of the cameras. Rendering is
+    antialiased if `gaussians.antialiased` is set, and that of 2D Gaussians if `gaussians.surfels` is.
+
+    Args:
+        gaussians: On the device to render on.
+        cameras: C cameras of equal size and model, on any device.
+        n_cameras: Number of cameras to render; all if None. With 0, a rank joins a collective call without a camera.
+        background: RGB in [0, 1], or a tensor [3] on the device, if `render_mode` has RGB; black without a tensor of
+            backgrounds if None.
+        sh_degree: Highest degree of spherical harmonics to use; all of the Gaussians' if None.
+        group: Process group over which Gaussians and cameras are distributed; None for a single process.
+        options: Other arguments of :func:`tsplat.rasterization`, or of :func:`tsplat.rasterization_2dgs`, such as
+            `render_mode` and `backend`.
+
+    Returns:
+        Images [C, height, width, D] with the channels of the render mode, alphas [C, height, width, 1], and the `meta`
+        of :func:`tsplat.rasterization` with `packed=False`. The `meta` of 2D Gaussians has the other images as well, as
+        `render_normals`, `surf_normals`, `render_distort` and `render_median`.
+
+    Raises:
+        ArgumentError: The cameras differ in size or model; or as :func:`tsplat.rasterization`.
+        UnsupportedError: 2D Gaussians, and cameras that are no pinhole cameras, or have distortion.
+        BackendError: As :func:`tsplat.rasterization`.
+    """
+    device = gaussians.means.device
+    views = rasterization_arguments([camera.to(device) for camera in cameras], n_cameras, surfels=gaussians.surfels)
+    degree = gaussians.sh_degree if sh_degree is None else sh_degree
+    backgrounds = None
+    if background is not None and "RGB" in options.get("render_mode", "RGB"):
+        color = background if isinstance(background, Tensor) else fp64(background).to(gaussians.means)
+        backgrounds = color.expand(len(cameras[:n_cameras]), 3)
+    call: dict[str, Any] = {
+        **gaussians.rasterization_arguments(degree),
+        **views,
+        "backgrounds": backgrounds,
+        "packed": False,
+        "distributed": group is not None,
+        "group": group,
+        **options,
+    }
+    if not gaussians.surfels:
+        return rasterization(**call, rasterize_mode="antialiased" if gaussians.antialiased else "classic")
+    colors, alphas, normals, surface, distortion, median, meta = rasterization_2dgs(**call)
+    meta.update(render_normals=normals, surf_normals=surface, render_distort=distortion, render_median=median)
+    return colors, alphas, meta
+
+
+def render(gaussians: Gaussians, camera: Camera, **options: Any) -> Tensor:
+    """Renders one view, in RGB [height, width, 3] unless told otherwise, without clamping.
+
+    Args:
+        options: Those of :func:`render_views`.
+
+    Example::
+
+        import torch
+        from tsplat.scene import Camera, Gaussians, intrinsics
+        from tsplat.viewing import look_at_all, render
+
+        gaussians = Gaussians.from_points(torch.rand(100, 3), torch.rand(100, 3))
+        viewmat, _ = look_at_all(gaussians, 160, 120, fov=50)
+        image = render(gaussians, Camera(viewmat, intrinsics(160, 120, fov=50), 160, 120))  # [120, 160, 3]
+    """
+    return render_views(gaussians, [camera], **options)[0][0]
+
+
+def kind_of_call(camera: Camera) -> tuple[object, ...]:
+    """Returns what the cameras of one call share, also those of other ranks, such as the size of the image."""
+    lens = (camera.model, camera.distortion is None, camera.viewmat_end is None, camera.readout)
+    return camera.width, camera.height, camera.near, *lens
