@@ -1,18 +1,19 @@
 """Reading a capture from a folder, whatever its format."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import ArgumentError, FileError
 from ...support.reading import check_possible, is_possible
-from .colmap import find_model, read_colmap
+from .colmap import find_model, read_posed_colmap
 from .initial_points import N_RANDOM
 from .metashape import find_cameras_file, read_metashape
 from .phones import RECORD3D_FILES, find_polycam, find_record3d, read_polycam, read_record3d, refuse_phone_file
 from .photographs import TEST_EVERY, CameraKind, OnProgress
 from .placement import Frame, ReadOptions
 from .realitycapture import find_cameras_table, read_realitycapture
-from .transforms import has_transforms, read_transforms
+from .transforms import has_transforms, read_posed_transforms
 from .views import Capture, Color
 
 
@@ -57,18 +58,9 @@ def read_capture(
     options = ReadOptions(
         downscale, test_every, background, N_RANDOM, seed, strict, on_progress, cameras, max_size, frame, keep_far
     )
-    if _is_colmap(folder):
-        return read_colmap(folder, **vars(options))
-    if _is_json(folder) or has_transforms(folder):
-        return read_transforms(folder, **vars(options))
-    if (file := find_cameras_file(folder)) is not None:
-        return read_metashape(file, options)
-    if (file := find_cameras_table(folder)) is not None:
-        return read_realitycapture(file, options)
-    if (keyframes := find_polycam(folder)) is not None:
-        return read_polycam(keyframes, options)
-    if (file := find_record3d(folder)) is not None:
-        return read_record3d(file, options)
+    for find, read in READERS:
+        if (found := find(folder)) is not None:
+            return read(found, options)
     refuse_phone_file(folder)
     if not folder.exists():
         raise FileError(f"{folder}: no such folder")
@@ -83,20 +75,34 @@ def read_capture(
 def is_capture(folder: str | os.PathLike[str]) -> bool:
     """Returns whether :func:`read_capture` finds cameras at a path."""
     folder = Path(folder)
-    if not is_possible(folder):
+    if not is_possible(folder) or (_is_json(folder) and not folder.name.startswith("transforms")):
         return False
-    is_transforms = _is_json(folder) and folder.name.startswith("transforms")
-    known = _is_colmap(folder) or is_transforms or has_transforms(folder)
-    finders = (find_cameras_file, find_cameras_table, find_polycam, find_record3d)
-    return known or any(find(folder) is not None for find in finders)
+    return any(find(folder) is not None for find, _ in READERS)
 
 
-def _is_colmap(folder: Path) -> bool:
+def _find_colmap(folder: Path) -> Path | None:
+    """Returns a folder if it has a COLMAP model: in any place, or in the usual ones beside ``transforms.json``."""
     model = find_model(folder)
-    if model in (folder / "sparse" / "0", folder / "sparse"):
-        return True
-    return (model is not None or (folder / "sparse").is_dir()) and not has_transforms(folder)
+    preferred = model in (folder / "sparse" / "0", folder / "sparse")
+    others = (model is not None or (folder / "sparse").is_dir()) and not has_transforms(folder)
+    return folder if preferred or others else None
+
+
+def _find_transforms(path: Path) -> Path | None:
+    """Returns a path if it is a file, or a folder with files, that :func:`read_transforms` can read."""
+    return path if _is_json(path) or has_transforms(path) else None
 
 
 def _is_json(path: Path) -> bool:
     return path.suffix == ".json" and not path.is_dir() and path.name not in RECORD3D_FILES
+
+
+READERS: tuple[tuple[Callable[[Path], Path | None], Callable[[Path, ReadOptions], Capture]], ...] = (
+    (_find_colmap, read_posed_colmap),
+    (_find_transforms, read_posed_transforms),
+    (find_cameras_file, read_metashape),
+    (find_cameras_table, read_realitycapture),
+    (find_polycam, read_polycam),
+    (find_record3d, read_record3d),
+)
+"""Functions that find the cameras of each format in a folder, in order of preference, and those that read them."""

@@ -116,7 +116,11 @@ def read_colmap(
     options = ReadOptions(
         downscale, test_every, background, n_random, seed, strict, on_progress, cameras, max_size, frame, keep_far
     )
-    folder = Path(folder)
+    return read_posed_colmap(Path(folder), options)
+
+
+def read_posed_colmap(folder: Path, options: ReadOptions) -> Capture:
+    """Reads a scene as :func:`read_colmap` does."""
     check_possible(folder)
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder; expected a COLMAP scene with images/ and sparse/0/ or sparse/")
@@ -128,13 +132,13 @@ def read_colmap(
     lenses = {i: _lens(model, i) for i in sorted({image.camera_id for image in images})}
     image_folder = _find_images(folder, model_folder, [image.name for image in images])
     # Beside a scene with images of its own is another scene.
-    downscaled = downscaled_folder(image_folder, downscale) if image_folder.name == "images" else None
+    downscaled = downscaled_folder(image_folder, options.downscale) if image_folder.name == "images" else None
     paths = [find_by_stem(downscaled, image.name) if downscaled else image_folder / image.name for image in images]
     for image, path in zip(images, paths):
         if not is_possible(path):
             name = describe(image.name)
             raise FileError(f"{model.cameras_file.with_stem('images')}: expected names of files, found {name}")
-    kept, notes = find_usable(paths, strict)
+    kept, notes = find_usable(paths, options.strict)
     observed, observation_notes = _observed_points(model, images)
     masks = [find_mask(folder / "masks", image.name) for image in images]
     camera_ids = {camera_id: i for i, camera_id in enumerate(lenses)}
@@ -161,9 +165,12 @@ def read_colmap(
     if len(model.points) < 2:
         names = [f"points3D{suffix}" for suffix in CLOUD_SUFFIXES]
         file = next((f / name for f in (model_folder, folder) for name in names if (f / name).is_file()), None)
-        initial = read_points(file) if file else random_points(bounds, n_random, seed)
-        source = f"the {file.name} of {file.parent}" if file else f"{n_random} random points"
-        initial.notes.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {source}")
+        reason = f"{model_folder}: its model has {len(model.points)} points"
+        if file:
+            initial = read_points(file)
+            initial.notes.append(f"{reason}; training starts from the {file.name} of {file.parent}")
+        else:
+            initial = random_points(bounds, options.n_random, options.seed, reason)
     notes = [*_note_others(model_folder, model), *model.notes, *notes, *observation_notes]
     return read_posed(photographs, initial, model.cameras_file, options, notes)
 

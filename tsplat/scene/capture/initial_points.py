@@ -82,15 +82,16 @@ def replace_points(capture: Capture, path: str | os.PathLike[str]) -> Capture:
     return dataclasses.replace(capture, points=points, colors=colors, notes=notes, random_points=False)
 
 
-def random_points(bounds: Bounds, n: int, seed: int) -> InitialPoints:
-    """Returns n gray points that are drawn uniformly in the box of cameras."""
+def random_points(bounds: Bounds, n: int, seed: int, reason: str) -> InitialPoints:
+    """Returns n gray points that are drawn uniformly in the box of cameras, with a note of the reason."""
 
     def draw(cameras: Sequence[Camera]) -> Tensor:
         low, high = bounds(cameras)
         generator = torch.Generator().manual_seed(seed)
         return torch.rand(n, 3, generator=generator, dtype=torch.float32, device="cpu").double() * (high - low) + low
 
-    return InitialPoints(draw, torch.full((n, 3), 0.5, dtype=torch.float32, device="cpu"), [])
+    note = f"{reason}; training starts from {n} random points"
+    return InitialPoints(draw, torch.full((n, 3), 0.5, dtype=torch.float32, device="cpu"), [note])
 
 
 def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from .colmap_model import COORDINATE_MAX
 from .lenses import Lens, panorama
 from .photographs import Photograph, find_usable
 from .placement import ReadOptions
-from .survey import find_images, name_of, read_number, read_survey
+from .survey import find_images, list_photographs, read_number, read_survey
 from .views import Capture
 from .xml_tree import Element, read_xml
 
@@ -72,12 +72,7 @@ def read_metashape(file: Path, options: ReadOptions) -> Capture:
     """
     photographs, notes = _read_cameras(file)
     kept, missing = find_usable([p.path for p in photographs], options.strict or len(photographs) < 2)
-    return read_survey(
-        file,
-        [photographs[i] for i in kept],
-        [*notes, *missing],
-        options,
-    )
+    return read_survey(file, [photographs[i] for i in kept], [*notes, *missing], options)
 
 
 def _read_cameras(file: Path) -> tuple[list[Photograph], list[str]]:
@@ -109,28 +104,19 @@ def _read_cameras(file: Path) -> tuple[list[Photograph], list[str]]:
             notes.append(f"{file}: left out {count} of {n} cameras that {what}")
     world = _read_world(chunk, component, file)
     sensors = {sensor.attributes.get("id", ""): sensor for sensor in chunk.all("sensor")}
-    lenses: dict[str, Lens] = {}
+    lenses: dict[str, tuple[int, Lens]] = {}
     images = find_images(file, [camera.attributes.get("label", "") for camera in used])
-    photographs: dict[Path, Photograph] = {}
+    cameras = []
     for camera, image in zip(used, images, strict=True):
         label, sensor_id = camera.attributes.get("label", ""), camera.attributes.get("sensor_id", "")
         where = f"{file}: camera {label[:80]!r}"
         if sensor_id not in sensors:
             raise FileError(f"{where}: sensor_id: expected one of the file's sensors, found {sensor_id[:40]!r}")
         if sensor_id not in lenses:
-            lenses[sensor_id] = _read_lens(sensors[sensor_id], f"{file}: sensor {sensor_id[:40]}", notes)
-        if image in photographs:
-            raise FileError(f"{where}: another camera has the same photograph, {image.name!r}")
-        viewmat, position = _read_pose(camera, world, where)
-        photographs[image] = Photograph(
-            name=name_of(image, file),
-            path=image,
-            lens=lenses[sensor_id],
-            viewmat=viewmat,
-            position=position,
-            camera_id=list(lenses).index(sensor_id),
-        )
-    return sorted(photographs.values(), key=lambda photograph: photograph.name), notes
+            lens = _read_lens(sensors[sensor_id], f"{file}: sensor {sensor_id[:40]}", notes)
+            lenses[sensor_id] = len(lenses), lens
+        cameras.append((where, image, lenses[sensor_id], _read_pose(camera, world, where)))
+    return list_photographs(file, cameras), notes
 
 
 def _read_world(chunk: Element, component: str, file: Path) -> Tensor:

@@ -280,9 +280,7 @@ def _sample_points(
         colors.append(image[torch.from_numpy(rows), torch.from_numpy(columns)].float() / 255)
     n_points = sum(map(len, positions))
     if n_points < 2:
-        points = random_points(bounds, options.n_random, options.seed)
-        points.notes.append(f"{where}: {reason}; training starts from {options.n_random} random points")
-        return points
+        return random_points(bounds, options.n_random, options.seed, f"{where}: {reason}")
     note = f"{where}: training starts from {n_points:,} points of the depth of {len(chosen)} photographs"
     return InitialPoints(torch.cat(positions), torch.cat(colors), [note])
 

@@ -25,7 +25,7 @@ from .colmap_model import COORDINATE_MAX
 from .lenses import Lens
 from .photographs import Photograph, find_usable
 from .placement import ReadOptions
-from .survey import find_images, name_of, read_number, read_survey
+from .survey import find_images, list_photographs, read_number, read_survey
 from .views import Capture
 
 BYTES_MAX = 1 << 26
@@ -87,12 +87,7 @@ def read_realitycapture(file: Path, options: ReadOptions) -> Capture:
     kept, missing = find_usable(images, options.strict or len(rows) < 2)
     notes: list[str] = []
     photographs = _read_cameras(file, [(images[i], *rows[i]) for i in kept], notes)
-    return read_survey(
-        file,
-        photographs,
-        [*missing, *notes],
-        options,
-    )
+    return read_survey(file, photographs, [*missing, *notes], options)
 
 
 def _columns_of(path: Path) -> list[str]:
@@ -150,30 +145,21 @@ def _read_rows(file: Path) -> list[tuple[str, dict[str, float]]]:
 
 def _read_cameras(file: Path, rows: Sequence[tuple[Path, str, dict[str, float]]], notes: list[str]) -> list[Photograph]:
     """Returns the photographs of images, names and numbers, sorted by name. Adds to `notes`."""
-    photographs: dict[Path, Photograph] = {}
+    cameras = []
     lenses: dict[tuple[object, ...], tuple[int, Lens]] = {}
     doubts: dict[str, int] = {}
     for image, label, values in rows:
         where = f"{file}: camera {label[:80]!r}"
-        if image in photographs:
-            raise FileError(f"{where}: another camera has the same photograph, {image.name!r}")
         info = read_image_info(image)
         size = info.width, info.height
         key = (*size, *(values.get(name, 0.0) for name in ("f", "px", "py", "f_pix", "px_pix", "py_pix", *LENS)))
         if key not in lenses:
             lenses[key] = len(lenses), _read_lens(values, size, where, doubts)
-        viewmat, position = _read_pose(values, where)
-        photographs[image] = Photograph(
-            name=name_of(image, file),
-            path=image,
-            lens=lenses[key][1],
-            viewmat=viewmat,
-            position=position,
-            camera_id=lenses[key][0],
-        )
-    _check_unit(file, [photograph.position for photograph in photographs.values()])
+        cameras.append((where, image, lenses[key], _read_pose(values, where)))
+    photographs = list_photographs(file, cameras)
+    _check_unit(file, [photograph.position for photograph in photographs])
     notes += [f"{file}: {count} of {len(lenses)} lenses: {doubt}" for doubt, count in doubts.items()]
-    return sorted(photographs.values(), key=lambda photograph: photograph.name)
+    return photographs
 
 
 def _read_pose(values: dict[str, float], where: str) -> tuple[Tensor, Tensor]:

@@ -2,14 +2,17 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
+
+from torch import Tensor
 
 from ...arguments import describe
 from ...errors import ArgumentError, FileError
 from ...support.reading import is_possible, stays_inside
 from ..formats.point_clouds import CLOUD_SUFFIXES
 from .initial_points import bounds, random_points, read_points
+from .lenses import Lens
 from .photographs import Photograph
 from .placement import ReadOptions, read_posed
 from .views import Capture
@@ -48,6 +51,23 @@ def read_number(text: str) -> float | str:
         return text
 
 
+def list_photographs(
+    file: Path, cameras: Iterable[tuple[str, Path, tuple[int, Lens], tuple[Tensor, Tensor]]]
+) -> list[Photograph]:
+    """Returns the photographs of cameras, sorted by name. Raises FileError if two cameras have the same image.
+
+    A camera has a name for messages, an image, an index and a lens, and a world-to-camera matrix and a position in
+    fp64.
+    """
+    photographs: dict[Path, Photograph] = {}
+    for where, image, (camera_id, lens), (viewmat, position) in cameras:
+        if image in photographs:
+            raise FileError(f"{where}: another camera has the same photograph, {image.name!r}")
+        name = name_of(image, file)
+        photographs[image] = Photograph(name, image, lens, viewmat, camera_id, position=position)
+    return sorted(photographs.values(), key=lambda photograph: photograph.name)
+
+
 def read_survey(file: Path, photographs: Sequence[Photograph], notes: Sequence[str], options: ReadOptions) -> Capture:
     """Returns the capture of photographs that exist, with the points of the only cloud beside a file, or random ones.
 
@@ -67,8 +87,7 @@ def read_survey(file: Path, photographs: Sequence[Photograph], notes: Sequence[s
     if len(clouds) == 1:
         points = read_points(clouds[0])
     else:
-        points = random_points(bounds, options.n_random, options.seed)
-        reason = f"{len(clouds)} point clouds" if clouds else "no point cloud"
-        points.notes.append(f"{file}: {reason} beside it; training starts from {options.n_random} random points")
+        found = f"{len(clouds)} point clouds" if clouds else "no point cloud"
+        points = random_points(bounds, options.n_random, options.seed, f"{file}: {found} beside it")
     options = dataclasses.replace(options, background=options.background or (0.0, 0.0, 0.0))
     return read_posed(photographs, points, file, options, notes)

@@ -83,11 +83,15 @@ def read_transforms(
     options = ReadOptions(
         downscale, test_every, background, n_random, seed, strict, on_progress, cameras, max_size, frame, keep_far
     )
-    path = Path(path)
+    return read_posed_transforms(Path(path), options)
+
+
+def read_posed_transforms(path: Path, options: ReadOptions) -> Capture:
+    """Reads a scene as :func:`read_transforms` does."""
     check_possible(path)
     files, has_test_file = _find_files(path)
     contents = [_read_json(file) for file in files]
-    frames, notes = _find_frames(files, contents, downscale, strict)
+    frames, notes = _find_frames(files, contents, options.downscale, options.strict)
     lenses: dict[Lens, int] = {}
     photographs = [_photograph(frame, lenses) for frame in frames]
     test_names: set[str] | None = None
@@ -100,7 +104,7 @@ def read_transforms(
     def held_out(photographs: Sequence[Photograph], about: Sequence[str]) -> list[bool]:
         """Returns which photographs are held out. Raises ArgumentError if too few are left for training."""
         if test_names is None:
-            flags = [is_held_out(i, test_every) for i in range(len(photographs))]
+            flags = [is_held_out(i, options.test_every) for i in range(len(photographs))]
         else:
             flags = [photograph.name in test_names for photograph in photographs]
         if len(flags) < 2 or all(flags):
@@ -111,17 +115,16 @@ def read_transforms(
         return flags
 
     held_out(photographs, notes)
-    if background is None:
-        transparent = any(read_image_info(photograph.path).transparent for photograph in photographs)
-        background = (1.0, 1.0, 1.0) if transparent else (0.0, 0.0, 0.0)
+    if options.background is None:
+        is_white = any(read_image_info(photograph.path).transparent for photograph in photographs)
+        options = dataclasses.replace(options, background=(1.0, 1.0, 1.0) if is_white else (0.0, 0.0, 0.0))
     ply = contents[0].get("ply_file_path")
     if ply is not None:
         initial = read_points(_resolve_file(files[0], ply, "ply_file_path"))
     else:
         is_blender = has_test_file and "fl_x" not in contents[0]
-        initial = random_points(blender_bounds if is_blender else bounds, n_random, seed)
-        initial.notes.append(f"{files[0]}: no ply_file_path; training starts from {n_random} random points")
-    options = dataclasses.replace(options, background=background)
+        box = blender_bounds if is_blender else bounds
+        initial = random_points(box, options.n_random, options.seed, f"{files[0]}: no ply_file_path")
     return read_posed(photographs, initial, files[0], options, notes, held_out)
 
 
