@@ -307,6 +307,12 @@ class RunConfig(Config):
             raise ArgumentError("points: not with init, whose models are the start; use one of them")
 
     @property
+    def plan_and_block(self) -> tuple[str, int] | None:
+        """Folder of the plan and index of the block that `block` names; None for a run of a whole scene."""
+        folder, _, index = self.block.rpartition(":")
+        return (folder, int(index)) if folder else None
+
+    @property
     def sh_degree_of_points(self) -> int:
         """Degree of the spherical harmonics of Gaussians at points."""
         return SH_DEGREE if self.sh_degree is None else self.sh_degree

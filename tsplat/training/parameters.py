@@ -169,10 +169,6 @@ class Parameters:
             camera = move_poses(camera, torch.cat([motions[:, :3], self._extent * motions[:, 3:]], 1))
         return camera
 
-    def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
-        """Returns views with the learned lenses of the cameras that took them; held-out ones, too."""
-        return self.lenses.apply_to_views(views, self.params["lenses"]) if "lenses" in self.params else views
-
     @torch.no_grad()
     def center_exposures(self) -> None:
         """Shifts exposures so that their mean is the identity: held-out views are rendered without one."""

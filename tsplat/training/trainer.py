@@ -168,7 +168,8 @@ class Trainer:
 
     def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
         """Returns views with the learned lenses of the cameras that took them; held-out ones, too."""
-        return self._parameters.with_lenses(views)
+        lenses = self._parameters.params.get("lenses")
+        return views if lenses is None else self._parameters.lenses.apply_to_views(views, lenses)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.ranks.world_size > 1:

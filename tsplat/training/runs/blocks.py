@@ -21,7 +21,7 @@ from ..configuration import RunConfig, read_config
 from ..processes.group import join_ranks
 from .context import on_main
 from .run_checkpoints import has_checkpoints, read_newest_settings
-from .run_settings import Configure, changed_settings
+from .run_settings import Configure, changed_settings, check_timing
 from .scenes import describe_block
 from .train import resume, train
 
@@ -65,8 +65,7 @@ def train_blocks(
         FileError: There is no plan, or a run in its folder is of another plan or of another block.
         Interrupted, BackendError, DivergedError, MissingExtraError: See :func:`train`.
     """
-    if isinstance(config, RunConfig) != (minutes is None):
-        raise ArgumentError("config: expected settings or, with minutes, what returns them for a number of steps")
+    check_timing(config, minutes)
     block_plan = read_plan(plan)
     chosen = [block_plan.check_block(k) for k in (range(len(block_plan.blocks)) if blocks is None else blocks)]
     _check_runs(plan, block_plan, chosen)
@@ -157,12 +156,12 @@ def _block_of(run: Path) -> dict[str, Any] | None:
         recorded = figures.get("scene", {})
     else:
         config = read_config(run / CONFIG)
-    if not config.block:
+    if config.plan_and_block is None:
         return None
     try:
         described = describe_block(config)
     except ArgumentError:  # the plan has moved
-        described = {"block": {"index": int(config.block.rpartition(":")[2]), "plan": None}}
+        described = {"block": {"index": config.plan_and_block[1], "plan": None}}
     block: dict[str, Any] = (described | recorded)["block"]
     return block
 

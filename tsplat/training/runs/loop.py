@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...runtime.process_group import RankGroup
 from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture, View
 from ...scene.gaussians import Gaussians
@@ -53,6 +54,7 @@ class RunLoop:
         test_views: Sequence[View],
         folder: Path,
         run: RunConfig | None,
+        *,
         stop: StopRequest | None = None,
         scene: dict[str, Any] | None = None,
         session: RunSession | None = None,
@@ -116,7 +118,7 @@ class RunLoop:
                 self.seconds = seconds_before + self._clock() - start
                 self._after_step(progress)
         if self._run_config is not None and self._saved_step != trainer.step:
-            self._save("checkpoints")
+            self.save("checkpoints")
         self.seconds = seconds_before + self._clock() - start
         if trainer.step < steps:
             print(f"stopped after {trainer.step} of {steps} steps", flush=True)
@@ -129,7 +131,7 @@ class RunLoop:
                 self._warn(warning)
         self._complete_evaluation()
         if self._run_config is not None and progress.step % self._save_every == 0:
-            self._save("checkpoints")
+            self.save("checkpoints")
 
     def _complete_evaluation(self) -> None:
         """Evaluates the held-out views if that is due after this step. A signal ends the evaluation.
@@ -187,19 +189,15 @@ class RunLoop:
         step = self.trainer.step
         if self._saved_step == step:
             return f"Step {step} is saved already"
-        return f"Saved {self._save('checkpoints')}"
-
-    def save_again(self) -> None:
-        """Saves the current step with the run's new settings, so that an extended run that is killed stays extended."""
-        self._save("checkpoints")
+        return f"Saved {self.save('checkpoints')}"
 
     def _warn(self, message: str) -> None:
         """Prints a warning, and saves a checkpoint of this step under ``inspect/``."""
-        saved = "" if self._run_config is None else f"; a checkpoint of this step is saved as {self._save('inspect')}"
+        saved = "" if self._run_config is None else f"; a checkpoint of this step is saved as {self.save('inspect')}"
         print(f"warning: {message}{saved}", flush=True)
 
-    def _save(self, name: str) -> Path:
-        """Writes a checkpoint into a folder of this name."""
+    def save(self, name: str) -> Path:
+        """Writes a checkpoint of the current step, with the run's settings, into a folder of this name."""
         trainer, run = self.trainer, self._run_config
         assert run is not None
         tensors, figures = trainer.state()
@@ -231,6 +229,16 @@ class RunLoop:
             self._saved_step = trainer.step
         return path
 
+    def write_session(self) -> list[dict[str, Any]]:
+        """Writes ``run.json`` as far as the run has come, and returns the sessions of the run."""
+        return self.session.write(self.folder, self.trainer.device, self.trainer.ranks.world_size)
+
+
+def evaluation_options(config: Config, ranks: RankGroup) -> dict[str, Any]:
+    """Returns the arguments of :func:`.evaluate` that are those of the run: background, backend and ranks."""
+    sharded = ranks.world_size > 1 and config.parallel == "shard"
+    return {"background": config.backdrop, "backend": config.backend, "ranks": ranks, "sharded": sharded}
+
 
 def score_views(
     trainer: Trainer,
@@ -240,16 +248,8 @@ def score_views(
     gains: Tensor | None = None,
 ) -> Evaluation:
     """Evaluates Gaussians, sharded as the trainer's, on views, with its lenses, background, backend and ranks."""
-    scores = evaluate(
-        gaussians,
-        trainer.with_lenses(views),
-        background=trainer.config.backdrop,
-        backend=trainer.config.backend,
-        ranks=trainer.ranks,
-        on_view=on_view,
-        sharded=trainer.sharded,
-        gains=gains,
-    )
+    options = evaluation_options(trainer.config, trainer.ranks)
+    scores = evaluate(gaussians, trainer.with_lenses(views), on_view=on_view, gains=gains, **options)
     return Evaluation(dataclasses.replace(score, view=view) for score, view in zip(scores, views))
 
 

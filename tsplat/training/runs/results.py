@@ -24,7 +24,7 @@ from ..evaluation import Evaluation, OnView, evaluate, fit_poses
 from ..report.page import REPORT, RunPage, shown_views, write_page
 from ..report.plots import evenly_spaced, write_contact_sheet, write_psnr_curve, write_side_by_side
 from ..trainer import Trainer
-from .loop import RunLoop, score_views
+from .loop import RunLoop, evaluation_options, score_views
 
 NOT_SHOWN = (
     "Depths, floaters and distributions are not shown, as no rank has all Gaussians; tsplat report {} shows them."
@@ -101,19 +101,11 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
 
 def _with_fitted_poses(trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView) -> Evaluation:
     """Scores held-out views after their poses were fitted, if those of training views were learned."""
-    config, ranks, sharded = trainer.config, trainer.ranks, trainer.sharded
+    config, ranks = trainer.config, trainer.ranks
     if not (config.pose_refinement and views):
         return Evaluation()
-    fitted = fit_poses(gaussians, trainer.with_lenses(views), config, trainer.extent, ranks, sharded=sharded)
-    return evaluate(
-        gaussians,
-        fitted,
-        background=config.backdrop,
-        backend=config.backend,
-        ranks=ranks,
-        on_view=on_view,
-        sharded=sharded,
-    )
+    fitted = fit_poses(gaussians, trainer.with_lenses(views), config, trainer.extent, ranks, sharded=trainer.sharded)
+    return evaluate(gaussians, fitted, on_view=on_view, **evaluation_options(config, ranks))
 
 
 def _with_known_gains(trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView) -> Evaluation:
@@ -180,7 +172,7 @@ def _write_page(
         gaussians=None if trainer.sharded else loop.frame.gaussians_of_model(gaussians),
         notes=[NOT_SHOWN.format(folder)] if trainer.sharded else [],
         model_bytes=(folder / "point_cloud.ply").stat().st_size,
-        sessions=loop.session.write(folder, trainer.device, trainer.ranks.world_size),
+        sessions=loop.write_session(),
     )
     write_page(folder / REPORT, page)
 

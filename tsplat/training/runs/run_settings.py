@@ -84,6 +84,12 @@ def changed_settings(configure: Configure, saved: RunConfig) -> list[str]:
     return sorted(name for name in names if getattr(config, name) != getattr(saved, name))
 
 
+def check_timing(config: RunConfig | Configure, minutes: float | None) -> None:
+    """Raises ArgumentError unless there are settings or, with `minutes`, a function that returns them."""
+    if isinstance(config, RunConfig) != (minutes is None):
+        raise ArgumentError("config: expected settings or, with minutes, what returns them for a number of steps")
+
+
 def check_minutes(minutes: float, config: RunConfig) -> None:
     """Raises ArgumentError unless the time is positive and the strategy says how many Gaussians it adds."""
     if not 0 < minutes < math.inf:

@@ -69,9 +69,9 @@ def locate_scene(config: RunConfig, saved: dict[str, Any], folder: Path, overrid
     path that the user gave. Raises FileError if there is nothing at `override`; or, without it, neither at the absolute
     path of the scene nor at its path relative to the run.
     """
-    plan, _, block = config.block.rpartition(":")
-    if plan and not os.path.exists(plan):  # a block's run lies in the folder of its plan, and moves with it
-        config = dataclasses.replace(config, block=f"{folder.absolute().parent}:{block}")
+    block = config.plan_and_block
+    if block and not os.path.exists(block[0]):  # a block's run lies in the folder of its plan, and moves with it
+        config = dataclasses.replace(config, block=f"{folder.absolute().parent}:{block[1]}")
     if override is not None:
         check_scene(override)
         return with_absolute_scene(dataclasses.replace(config, scene=override))
@@ -204,18 +204,20 @@ def read_block(config: RunConfig) -> tuple[BlockPlan, int] | None:
         ArgumentError: The plan has no such block.
         FileError: There is no plan.
     """
-    folder, _, block = config.block.rpartition(":")
-    if not folder:
+    if config.plan_and_block is None:
         return None
+    folder, block = config.plan_and_block
     plan = read_plan(folder)
-    return plan, plan.check_block(int(block))
+    return plan, plan.check_block(block)
 
 
 def check_block_folder(config: RunConfig, run: Path) -> None:
     """Raises ArgumentError if the folder of a run is that of another block of its plan."""
-    folder, _, block = config.block.rpartition(":")
     name = re.fullmatch(r"block_([0-9]+)", run.name)
-    if folder and name and int(name[1]) != int(block) and os.path.realpath(folder) == os.path.realpath(run.parent):
+    if name is None or config.plan_and_block is None:
+        return
+    folder, block = config.plan_and_block
+    if int(name[1]) != block and os.path.realpath(folder) == os.path.realpath(run.parent):
         raise ArgumentError(f"block: expected {name[1]}, that of the folder {run}, found {block}")
 
 

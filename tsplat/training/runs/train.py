@@ -39,11 +39,11 @@ from .initial_gaussians import (
 )
 from .live_view import check_view, shown
 from .logs import ProgressDisplay, TensorBoardLog, TrackioLog, WandbLog
-from .loop import RunLoop, print_setup, score_views
+from .loop import RunLoop, evaluation_options, print_setup, score_views
 from .priors import note_fits
 from .results import metrics_with_gains, write_held_out, write_report
 from .run_checkpoints import delete_incomplete, has_checkpoints, read_newest_settings
-from .run_settings import Configure, check_minutes, continues, extend
+from .run_settings import Configure, check_minutes, check_timing, continues, extend
 from .scenes import (
     check_block_folder,
     describe_block,
@@ -106,10 +106,7 @@ def train(
     require_extras(settings, view=view is not None)
     if continues(configure, settings, Path(out)):
         return resume(out, stop_after=stop_after, view=view)
-    if isinstance(config, RunConfig) != (minutes is None):
-        raise ArgumentError(
-            "config: expected settings or, with minutes, a function that returns them for a number of steps"
-        )
+    check_timing(config, minutes)
     if minutes is None:
         start = NewRun()
     else:
@@ -268,7 +265,6 @@ def evaluate_run(
     require_extras(lpips=lpips)
     _, config, _ = read_newest_settings(run, checkpoint)
     device, description, ranks = join_ranks(config)
-    sharded = ranks.world_size > 1 and config.parallel == "shard"
     saved = SavedRun.open(run, ranks, config, force=force, checkpoint=checkpoint, scene=scene)
     config, newest = saved.config, saved.checkpoint
     target = (saved.folder / "eval" if out is None else Path(out)) / saved.path.name
@@ -286,14 +282,12 @@ def evaluate_run(
         reserve_threads(device, config.backend)
         print(description)
         gaussians = newest.local_gaussians().to(device)
-        settings: dict[str, Any] = dict(
-            background=config.backdrop, backend=config.backend, ranks=ranks, sharded=sharded
-        )
+        settings = evaluation_options(config, ranks)
         views = newest.with_lenses(capture.test, capture.train)
         scores = evaluate(gaussians, views, lpips=lpips, warm_up=True, **settings)
         gains = ranks.all_gather_object(newest.known_gains(views, capture.train) if ranks.is_main else None)[0]
         exposed = Evaluation() if gains is None else evaluate(gaussians, views, gains=gains.to(device), **settings)
-        n_gaussians = count(ranks if sharded else None, len(gaussians))[1]
+        n_gaussians = count(ranks if settings["sharded"] else None, len(gaussians))[1]
         metrics = {
             **scores.to_json(),
             **metrics_with_gains(exposed),
@@ -339,16 +333,27 @@ def fit_and_report(
         observers.append(WandbLog(folder, run))
     if run is not None and run.trackio and trainer.ranks.is_main:
         observers.append(TrackioLog(folder, run))
-    loop = RunLoop(trainer, capture.test, folder, run, stop, scene, session, observers, resumed, capture.frame)
+    loop = RunLoop(
+        trainer,
+        capture.test,
+        folder,
+        run,
+        stop=stop,
+        scene=scene,
+        session=session,
+        observers=observers,
+        resumed=resumed,
+        frame=capture.frame,
+    )
     if resumed is not None:
         loop.session.keep_earlier(folder)
     if is_extended:
-        loop.save_again()
+        loop.save("checkpoints")  # so that an extended run that is killed stays extended
     views = capture.test or evenly_spaced(capture.train)
     with loop.session.measure("evaluation"):
         scores = score_views(trainer, initial, views, loop.between_views)
     if run is not None and trainer.ranks.is_main:
-        _write_session(loop)
+        loop.write_session()
         write_json(folder / CONFIG, to_json(run))
         write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test, capture.frame))
         if capture.frame.moves:
@@ -359,7 +364,8 @@ def fit_and_report(
         with loop.session.measure("training"):
             loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
     except Interrupted:
-        _write_session(loop)
+        if trainer.ranks.is_main:
+            loop.write_session()
         raise
     for note in note_fits(trainer.prior_scales) if trainer.ranks.is_main else []:
         print(f"note: {note}")
@@ -375,12 +381,6 @@ def _check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None:
             check_size(name, value)
-
-
-def _write_session(loop: RunLoop) -> None:
-    """Writes ``run.json`` as far as the run has come."""
-    if loop.trainer.ranks.is_main:
-        loop.session.write(loop.folder, loop.trainer.device, loop.trainer.ranks.world_size)
 
 
 def _print_scores(scores: Evaluation, exposed: Evaluation) -> None:
