@@ -57,7 +57,7 @@ def test_prepare_names_photographs_that_colmap_cannot_read(photos, tmp_path, cap
     note = f"note: skipped 2 photographs in formats that cannot be read (first: {folder}/a.HEIC); convert them to JPEG"
     assert note in printed
     assert "registered 5 of 6 photographs" in printed
-    assert "not registered: plain.png: few features: blurred, dark, plain or masked; take it again" in printed
+    assert "not registered: plain.png: few features: blurred, dark, plain or masked; retake it" in printed
     assert f"wrote {tmp_path}/scene: images/, sparse/0/; cameras.png shows the cameras and points\n" in printed
     assert sorted(path.name for path in (tmp_path / "scene" / "images").iterdir()) == [
         *(f"{i}.png" for i in range(5)),

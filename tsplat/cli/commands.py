@@ -263,7 +263,7 @@ def add_eval_options(parser: argparse.ArgumentParser) -> None:
     add("--lpips", choices=("alex", "vgg", "squeeze"), help="also compute LPIPS with this network")
     add("--ranks", **COUNT, default=1, help="number of processes (1)")
     add_checkpoint(parser)
-    add("--force", action="store_true", help="accept parameters that look already activated")
+    add("--force", action="store_true", help=FORCE)
     add("--json", action="store_true", help="print the metrics as JSON, and everything else on stderr")
 
 

@@ -1,7 +1,6 @@
 """``tsplat doctor``: reports installed packages and usable devices, and how to fix what is missing."""
 
 import argparse
-import importlib.metadata
 import json
 import platform
 from argparse import Namespace
@@ -13,6 +12,7 @@ import torch
 from .. import __version__, rasterization
 from ..runtime.backend import choose, cpu_compiler_problem, gpu_driver, triton_is_interpreted, triton_problem
 from ..scene.cameras import Camera, rasterization_arguments
+from ..support.extras import installed_version
 
 CORE = ("torch", "triton", "numpy", "einops")
 OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap")
@@ -61,13 +61,9 @@ def doctor(arguments: Namespace) -> int:
 
 def _find_packages(show: Callable[[str], object]) -> dict[str, str | None]:
     """Shows and returns the versions of packages; None for those that are not installed."""
-    versions: dict[str, str | None] = {}
-    for package in (*CORE, "llvmlite", *OPTIONAL, VIEWER):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-        show(f"  {package:11} {versions[package] or 'missing'}")
+    versions = {package: installed_version(package) for package in (*CORE, "llvmlite", *OPTIONAL, VIEWER)}
+    for package, version in versions.items():
+        show(f"  {package:11} {version or 'missing'}")
     return versions
 
 

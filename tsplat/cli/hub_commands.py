@@ -29,7 +29,7 @@ from ..viewing.devices import pick_device
 from ..viewing.run_cameras import find_background, find_cameras
 from ..viewing.run_files import check_output
 from .argument_types import model_path, path
-from .commands import options_of, print_next
+from .commands import open_model_of, print_next
 from .large_models import warn_user
 from .shared_options import ENDINGS, FORCE, MODEL, add_backend, add_checkpoint
 
@@ -107,7 +107,7 @@ def share(arguments: Namespace) -> int:
             raise ArgumentError(f"--license: {name} has a card, {CARD}, which is kept; change its license there")
         license = None if has_card else _license(arguments)
         device, _ = pick_device(arguments.backend)
-        gaussians = open_model(arguments.model, warn=warn_user, **options_of(arguments, "force", "checkpoint"))
+        gaussians = open_model_of(arguments)
         lost = write_model(folder / arguments.file, gaussians)
         write_png(folder / PREVIEW, _preview(gaussians.to(device), arguments))
         if license is not None:

@@ -99,7 +99,7 @@ def agreement(axes: Floats, normals: Floats, weights: Floats, power: int) -> Flo
 
 
 def _cosines(axes: Floats, normals: Floats) -> Floats:
-    """Cosines between normals [M, 3] and axes [S, 3, 3], [M, 3 S]: one product of matrices."""
+    """Returns cosines between normals [M, 3] and axes [S, 3, 3], [M, 3 S]: one product of matrices."""
     cosines: Floats = normals @ axes.swapaxes(0, 1).reshape(3, -1)
     return cosines
 
@@ -113,7 +113,7 @@ def _power(values: Floats, power: int) -> Floats:
 
 
 def _starts() -> Floats:
-    """Rotations and reflections that lie in all directions, [S, 3, 3]."""
+    """Returns rotations and reflections that lie in all directions, [S, 3, 3]."""
     random = np.random.default_rng(0).standard_normal((STARTS, 3, 3))
     rotations: Floats = np.linalg.qr(random)[0]
     return rotations

@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ WORLD = "world.json"
 """Name of the file in a run's folder, and after a dot, the last part of the names of those beside other models."""
 
 ModelFrame = Literal["local", "files"]
-FRAMES: tuple[ModelFrame, ...] = ("local", "files")
+FRAMES: tuple[ModelFrame, ...] = get_args(ModelFrame)
 """The frame of the model, and that of the files of its scene."""
 
 Model = TypeVar("Model", Gaussians, Rows, Gaussians | Rows)
@@ -120,8 +120,8 @@ def written_georeference(
 ) -> Iterator[None]:
     """Writes the georeference of the model that the block writes beside it; for None, removes that of an older model.
 
-    That of an older model is first renamed to one that ends in ``.old``, so that a process that is killed
-    does not leave it beside a new model. If the block raises, it is put back.
+    That of an older model is first renamed to one that ends in ``.old``, so that a process that is killed does not
+    leave it beside a new model. If the block raises, it is put back.
 
     Args:
         path: The model.

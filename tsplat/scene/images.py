@@ -341,23 +341,21 @@ def _describe(error: Exception) -> str:
 
 def write_png(path: str | os.PathLike[str], image: Tensor, xmp: str = "") -> None:
     """Writes an image [H, W, 3], uint8 or floats in [0, 1], as a PNG file, atomically; with metadata `xmp`, if any."""
+    content = encode_png(image, xmp)
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+def encode_png(image: Tensor, xmp: str = "") -> bytes:
+    """Returns the content of the file that :func:`write_png` writes."""
     require("PIL")
     from PIL import Image, PngImagePlugin
 
     info = PngImagePlugin.PngInfo()
     if xmp:
         info.add_itxt("XML:com.adobe.xmp", xmp)
-    with atomic_write(path) as file:
-        Image.fromarray(_bytes_of(image)).save(file, "PNG", pnginfo=info)
-
-
-def encode_png(image: Tensor) -> bytes:
-    """Returns an image [H, W, 3], uint8 or floats in [0, 1], as the content of a PNG file."""
-    require("PIL")
-    from PIL import Image
-
     file = io.BytesIO()
-    Image.fromarray(_bytes_of(image)).save(file, "PNG")
+    Image.fromarray(_bytes_of(image)).save(file, "PNG", pnginfo=info)
     return file.getvalue()
 
 
@@ -412,7 +410,7 @@ def _average(values: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
 
 
 def _coverage(old: int, new: int) -> tuple[Tensor, Tensor]:
-    """Indices and weights [new, K] of the old pixels that each new pixel covers, along one axis."""
+    """Returns indices and weights [new, K] of the old pixels that each new pixel covers, along one axis."""
     edges = torch.arange(new + 1, dtype=torch.float64, device="cpu") * old / new
     first = edges[:-1].floor().long()
     indices = first[:, None] + torch.arange(int((edges[1:].ceil().long() - first).max()), device="cpu")

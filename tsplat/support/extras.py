@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import signal
 import threading
@@ -59,6 +60,14 @@ def require(*modules: str) -> None:
             first = first or error
     if problems:
         raise _missing(problems) from first
+
+
+def installed_version(package: str) -> str | None:
+    """Returns the version of a package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def require_installed(module: str) -> None:

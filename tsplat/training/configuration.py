@@ -9,7 +9,7 @@ import re
 from typing import Any, Literal, get_args
 
 from ..arguments import check_choice, check_size, describe, to_float
-from ..config import Backend
+from ..config import SH_DEGREE_MAX, Backend
 from ..errors import ArgumentError, FileError
 from ..scene.capture.photographs import CameraKind, check_test_every
 from ..scene.capture.views import Color
@@ -107,7 +107,7 @@ class Config:
         gains: Gains of the color channels of each training view, for photographs with varying exposure: estimated, or
             by the colors of sparse points.
         visible_adam: Update only the Gaussians that a step's views show. Adam overshoots where most gradients are zero.
-            auto is on if views show less than a third of the initial Gaussians in the mean.
+            auto is on if views show less than a third of the initial Gaussians on average.
         adam_moments: Precision in which Adam's moments of Gaussians are stored. Training takes a fifth less memory with
             bf16, to which they are rounded up or down at random. Steps are computed in fp32.
         clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.
@@ -298,7 +298,7 @@ class RunConfig(Config):
         check_choice("primitive", self.primitive, get_args(Primitive))
         if self.sh_degree is not None:
             object.__setattr__(self, "sh_degree", check_size("sh_degree", self.sh_degree, or_zero=True))
-            check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
+            check_choice("sh_degree", self.sh_degree, tuple(range(SH_DEGREE_MAX + 1)))
         _check_depth(self)
         object.__setattr__(self, "init", _check_texts("init", self.init, "paths of models"))
         if self.init and self.sky:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from einops import rearrange
@@ -75,7 +75,7 @@ class Evaluation(tuple[Score, ...]):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Metrics as JSON values: means over the views, and those of each view. Means of no views are None.
+        """Returns metrics as JSON values: means over the views, and those of each view. Means of no views are None.
 
         So is an infinite PSNR, that of equal images, as JSON has no infinity.
         """
@@ -210,8 +210,7 @@ def fit_poses(
 
     After :attr:`Config.pose_refinement`, a model fits the learned poses, but the poses of held-out views were not
     learned. Adam takes POSE_STEPS steps from each pose, with POSE_RATE times the learning rate of training;
-    translations are in units of the scene's extent. Each rank fits
-    its shard of the views.
+    translations are in units of the scene's extent. Each rank fits its shard of the views.
     """
     fitted = list(views)
     views = views_with_near_planes(views, gaussians, ranks)
@@ -265,7 +264,7 @@ def _synchronize(device: torch.device) -> None:
 
 def _lpips_metric(network: Network, device: torch.device) -> Callable[[Tensor, Tensor], float]:
     """Returns a function that measures LPIPS between two images [H, W, 3] in [0, 1]."""
-    check_choice("lpips", network, ("alex", "vgg", "squeeze"))
+    check_choice("lpips", network, get_args(Network))
     require("torchmetrics", "torchvision")
     from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from ..arguments import check_choice, check_size
 from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from .configuration import Config, RunConfig, to_json
 
 Preset = Literal["standard", "mcmc", "adaptive", "fixed", "refine"]
-PRESETS: tuple[Preset, ...] = ("standard", "mcmc", "adaptive", "fixed", "refine")
+PRESETS: tuple[Preset, ...] = get_args(Preset)
 DEFAULT_PRESET: Preset = "standard"
 INIT_PRESET: Preset = "refine"
 """Preset of runs that start from a model, if none is named."""

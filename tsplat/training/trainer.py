@@ -37,7 +37,9 @@ PREFETCH_STEPS = 8
 
 
 class Trainer:
-    """Minimizes 0.8 L1 + 0.2 (1 - SSIM) over views with Adam, while a strategy adds and removes Gaussians.
+    """Trains Gaussians on views with Adam, while a strategy adds and removes Gaussians.
+
+    The loss is 0.8 L1 + 0.2 (1 - SSIM), and the terms of which the settings have weights.
 
     Views come in random permutations, so that each comes once before any comes again. On one device and PyTorch build,
     equal arguments give bit-identical results, also when training is interrupted and resumed with :meth:`state` and

@@ -48,7 +48,7 @@ def move_poses(camera: Camera, motions: Tensor) -> Camera:
 
 
 def identity_motions(n_views: int, like: Tensor, *, rolls: bool = False) -> Tensor:
-    """Motions that leave the poses of n views unchanged, with the dtype and device of `like`.
+    """Returns motions that leave the poses of n views unchanged, with the dtype and device of `like`.
 
     [n, 6], or [n, 12] if any view has a rolling shutter.
     """
@@ -93,7 +93,7 @@ def apply_exposure(image: Tensor, exposure: Tensor) -> Tensor:
 
 
 def identity_exposures(n_views: int, like: Tensor) -> Tensor:
-    """Exposures that leave the colors of n views unchanged, with the dtype and device of `like`. [n, 3, 4]"""
+    """Returns exposures that leave the colors of n views unchanged, with the dtype and device of `like`. [n, 3, 4]"""
     return torch.eye(3, 4, dtype=like.dtype, device=like.device).repeat(n_views, 1, 1)
 
 

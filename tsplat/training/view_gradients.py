@@ -471,7 +471,7 @@ def _capacities_needed(calls: Sequence[Any], metas: Sequence[Meta]) -> Capacitie
 
 
 def _loss_and_psnr(image_loss: Tensor, image: Tensor, target: Tensor) -> Tensor:
-    """Loss and PSNR, [2], without gradients."""
+    """Returns loss and PSNR, [2], without gradients."""
     return torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), target)])
 
 

@@ -66,7 +66,7 @@ class ViewResults:
 
     Attributes:
         metrics: [2] loss and PSNR.
-        needed: [5] int64, the capacities that lists needed, and 1 if they did not fit, so that all results are invalid.
+        needed: [6] int64, the capacities that lists needed, and 1 if they did not fit, so that all results are invalid.
         gain_change: [3], see :meth:`.view_corrections.ViewGains.estimate`; None if gains are not estimated.
         rows: [R] int64, the Gaussians that have gradients, as :class:`ViewInputs` has them; None for all.
         gradients: Gradient of each parameter, or None.

@@ -66,7 +66,7 @@ class BlockPlan:
 
     Attributes:
         scene: The folder that the capture was read from.
-        axes: Three orthonormal vectors in the world frame of the files: two on the ground, and up.
+        axes: Three orthonormal vectors in the frame of the plan: two on the ground, and up.
         extent: The corners of most points on the ground.
         margin: By how much of its size a box is expanded on each side for training.
         blocks: The blocks, column by column.
@@ -82,11 +82,11 @@ class BlockPlan:
     world: tuple[tuple[float, ...], ...] = IDENTITY
 
     def ground(self, points: Tensor) -> Tensor:
-        """Coordinates on the ground of points [P, 3], world frame. [P, 2] fp64"""
+        """Returns the coordinates on the ground of points [P, 3], in the frame of the plan. [P, 2] fp64"""
         return points.double() @ points.new_tensor(self.axes[:2], dtype=torch.float64).T
 
     def contains(self, block: int, points: Tensor, *, expanded: bool = False) -> Tensor:
-        """Returns whether a block contains points [P, 3], world frame, with its margin if `expanded`. [P] bool"""
+        """Returns whether a block, with its margin if `expanded`, contains points [P, 3] in the frame of the plan."""
         low, high = (fp64(corner) for corner in self.box(block, expanded=expanded))
         coordinates = self.ground(points)
         return ((coordinates >= low.to(coordinates)) & (coordinates < high.to(coordinates))).all(-1)
@@ -276,7 +276,7 @@ def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0
 
 
 def crop_to_block(gaussians: Gaussians, plan: BlockPlan, block: int) -> Gaussians:
-    """Returns the Gaussians whose centers lie in a block, without its margin; in the frame of the files."""
+    """Returns the Gaussians whose centers, in the frame of the plan, lie in a block without its margin."""
     inside = plan.contains(block, gaussians.means)
     return gaussians.select(inside)
 

@@ -43,7 +43,10 @@ def corner_radius(size: tuple[int, int], K: Sequence[float]) -> float:
 
 
 def _fit_radial(k: Sequence[float], radius: float, f: float, where: str) -> list[float]:
-    """Returns OpenCV's k1 to k6 of a polynomial of four coefficients, up to a radius. Raises FileError if none fits."""
+    """Returns OpenCV's k1 to k6 of a polynomial of four coefficients, up to a radius.
+
+    Raises UnsupportedError if none fits.
+    """
     s = np.linspace(0, radius**2, SAMPLES)
     factors = 1 + s * (k[0] + s * (k[1] + s * (k[2] + s * k[3])))
     scaled = s / radius**2

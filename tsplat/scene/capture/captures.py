@@ -47,7 +47,7 @@ def read_capture(
         seed: Random seed of the initial points that are drawn if the scene has none.
 
     Raises:
-        FileError: The folder has neither format, or see the two functions.
+        FileError: The folder has none of these formats; or see the two functions.
         UnsupportedError, ArgumentError, MissingExtraError: See the two functions.
     """
     folder = Path(folder)

@@ -71,13 +71,12 @@ def read_colmap(
 
     Distorted images are undistorted to pinhole images of the same size, those of fisheye cameras to equidistant fisheye
     images, up to 90 degrees from the optical axis, and so are others of COLMAP's models of which a pinhole image would
-    show less than three quarters. Panoramas (EQUIRECTANGULAR) stay as they are. If the model has
-    fewer than two points, initial points come from ``points3D.ply``, ``.las``, ``.laz`` or ``.e57`` beside it or in the
-    scene, or else are drawn at random in a box around the cameras and what they look at, with a note. The mask of
-    ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Images without
-    valid pixels are skipped with a note. Each view has the sparse points that COLMAP observed in it. Like COLMAP, this
-    ignores the EXIF orientation of images, unless only the rotated image has the size of its camera; see
-    :func:`read_views`.
+    show less than three quarters. Panoramas (EQUIRECTANGULAR) stay as they are. If the model has fewer than two points,
+    initial points come from ``points3D.ply``, ``.las``, ``.laz`` or ``.e57`` beside it or in the scene, or else are
+    drawn at random in a box around the cameras and what they look at, with a note. The mask of ``images/a.jpg`` is
+    ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Images without valid pixels are
+    skipped with a note. Each view has the sparse points that COLMAP observed in it. Like COLMAP, this ignores the EXIF
+    orientation of images, unless only the rotated image has the size of its camera; see :func:`read_views`.
 
     Args:
         folder: The scene, with ``images/`` and a binary or text model in ``sparse/0/`` or ``sparse/``. Other numbers,

@@ -2,7 +2,7 @@
 
 COLMAP aborts if it cannot continue, as on a full disk, and its libraries clash with those of others: imported
 first, it makes Pillow crash. The request is a line of JSON on standard input, the name of a stage and its arguments.
-Each line of standard output is JSON: ``[n]``, the photographs registered so far; at last ``{"result": ...}``, or
+Each line of standard output is JSON: ``[n]``, the photographs registered so far; last ``{"result": ...}``, or
 ``{"error": ..., "type": ...}``. The process ends when its standard input does, as when the one that started it dies.
 """
 
@@ -117,10 +117,8 @@ def cameras(
     first."""
     import pycolmap
 
-    pycolmap.set_random_seed(seed)
-    options = pycolmap.IncrementalPipelineOptions(num_threads=threads, random_seed=seed)
+    options = _seeded_options(threads, seed)
     options.mapper.random_seed = seed
-    options.triangulation.random_seed = seed
     n_registered = 0
 
     def on_images(number: int) -> None:
@@ -144,15 +142,23 @@ def cameras(
     return [describe(reconstructions[i]) for i in order]
 
 
+def _seeded_options(threads: int, seed: int) -> Any:
+    """Returns options of COLMAP's incremental mapping, after seeding all of its random numbers."""
+    import pycolmap
+
+    pycolmap.set_random_seed(seed)
+    options = pycolmap.IncrementalPipelineOptions(num_threads=threads, random_seed=seed)
+    options.triangulation.random_seed = seed
+    return options
+
+
 def points(
     _send: Send, *, database: str, images: str, start: str, result: str, threads: int, seed: int
 ) -> dict[str, Any]:
     """Triangulates a model again, with points that only two photographs show, and writes it to the folder `result`."""
     import pycolmap
 
-    pycolmap.set_random_seed(seed)
-    options = pycolmap.IncrementalPipelineOptions(num_threads=threads, random_seed=seed)
-    options.triangulation.random_seed = seed
+    options = _seeded_options(threads, seed)
     options.triangulation.ignore_two_view_tracks = False
     os.mkdir(result)
     model = pycolmap.triangulate_points(

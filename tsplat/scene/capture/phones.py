@@ -33,9 +33,8 @@ from ..images import BoundedFile, open_image, read_image
 from ..rotation import rotation_matrix, similarity
 from .initial_points import InitialPoints, bounds, random_points
 from .lenses import Lens
-from .photographs import Photograph, find_usable
+from .photographs import PHOTOGRAPH_SUFFIXES, Photograph, find_usable
 from .placement import ReadOptions, read_posed
-from .survey import SUFFIXES
 from .transforms_cameras import read_viewmat
 from .views import Capture
 
@@ -203,7 +202,7 @@ def _read(
 
 def _find_images(folder: Path) -> list[Path]:
     """Returns the photographs in a folder, sorted by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in PHOTOGRAPH_SUFFIXES and path.is_file())
 
 
 def _read_object(file: Path) -> Mapping[str, Any]:

@@ -34,6 +34,9 @@ PIXELS_AT_ONCE = 200_000_000
 SAMPLE = 1 << 16
 """Bytes of files of equal size that are compared before the files are."""
 
+PHOTOGRAPH_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
+"""Suffixes of photographs, in lower case, that Pillow reads and COLMAP may."""
+
 UNSUPPORTED_SUFFIXES = (
     *(".heic", ".heif", ".hif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"),
     *(".pef", ".srw", ".gif"),
@@ -193,9 +196,8 @@ def read_views(
 
     Distorted images and their masks are undistorted to pinhole or equidistant fisheye images of the same size. Pixels
     without a source are masked out. With ``cameras="native"``, images stay as they are, and cameras are distorted,
-    unless the rasterizer has no such lens.
-    Transparent images are composited over a background in [0, 1]; None masks out pixels whose alpha is less than one
-    half.
+    unless the rasterizer has no such lens. Transparent images are composited over a background in [0, 1]; None masks
+    out pixels whose alpha is less than one half.
 
     The EXIF orientation of an image is ignored, as COLMAP, instant-ngp and nerfstudio do, if its size as stored fits
     its camera; so it is if the image is square. If only the transposed size fits, the cameras were computed from
@@ -429,9 +431,7 @@ def camera_warnings(photographs: Sequence[Photograph], where: Path) -> list[str]
     positions = centers(torch.stack([photograph.viewmat for photograph in photographs]))
     apart = float((positions - positions[0]).norm(dim=-1).max())
     if not apart > 1e-9 * max(1.0, float(positions[0].norm())):
-        notes.append(
-            f"{where}: all {len(photographs)} cameras are at one position; depth is seen from several ones only"
-        )
+        notes.append(f"{where}: all {len(photographs)} cameras are at one position; depth needs several positions")
     return notes
 
 

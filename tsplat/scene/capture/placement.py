@@ -164,13 +164,12 @@ def place(
     names = [photograph.name for photograph in photographs]
     notes: list[str] = []
     given_points = points if isinstance(points, Tensor) else None
-    if not isinstance(frame, LocalFrame):
-        check_choice("frame", frame, ("model", "local", "normalized"))
     if isinstance(frame, LocalFrame):
         local = frame
     elif frame == "normalized":
         local = LocalFrame(normalizing_transform(torch.stack([p.viewmat for p in photographs]), positions))
     else:
+        check_choice("frame", frame, ("model", "local", "normalized"))
         local, note = choose_frame(positions, given_points, file)
         notes += note
     to_local = local.to_local()

@@ -17,10 +17,9 @@ from ...errors import ArgumentError, FileError
 from ...support.suggestions import list_names
 from ..images import ImageInfo, convert_image, read_image_info, read_mask
 from .colmap import find_mask
-from .photographs import CONVERT, UNSUPPORTED_SUFFIXES, find_copies, n_readers
+from .photographs import CONVERT, PHOTOGRAPH_SUFFIXES, UNSUPPORTED_SUFFIXES, find_copies, n_readers
 from .video_frames import VIDEO_SUFFIXES
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 OTHER_SUFFIXES = (".jpe", ".jfif", ".jp2", ".j2k", ".avif", ".heic", ".heif", ".hif", ".jxl")
 """Photographs that Pillow can read, some of them with plugins. It takes the preview of a raw image for its image."""
 
@@ -65,7 +64,7 @@ def find_photographs(
         folders[:] = [name for name in folders if _has_photographs(Path(parent, name), masks)]
         visible += [Path(parent, name) for name in names if not name.startswith(".")]
     visible.sort(key=lambda path: path.relative_to(photos).as_posix())
-    paths = [path for path in visible if path.suffix.lower() in (*SUFFIXES, *OTHER_SUFFIXES)]
+    paths = [path for path in visible if path.suffix.lower() in (*PHOTOGRAPH_SUFFIXES, *OTHER_SUFFIXES)]
     for path in paths:
         try:
             path.relative_to(photos).as_posix().encode()
@@ -99,7 +98,7 @@ def find_photographs(
     if len(files) < 2:
         videos = [path for path in visible if path.suffix.lower() in VIDEO_SUFFIXES]
         raise FileError(
-            f"{photos}: expected at least two photographs ({', '.join(SUFFIXES)}), found {len(files)}"
+            f"{photos}: expected at least two photographs ({', '.join(PHOTOGRAPH_SUFFIXES)}), found {len(files)}"
             + "".join(f"; {note}" for note in notes)
             + (f"; name one video, such as {videos[0]}" if videos else "")
         )

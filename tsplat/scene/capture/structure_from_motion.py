@@ -238,7 +238,7 @@ def _explain(names: Iterable[str], pipeline: Pipeline, others: Sequence[Reconstr
         n_features = pipeline.features.get(name, 0)
         group = next((model.names for model in others if name in model.names), None)
         if n_features < FEW_FEATURES:
-            reason = "few features: blurred, dark, plain or masked; take it again, or raise max_size"
+            reason = "few features: blurred, dark, plain or masked; retake it, or raise max_size"
         elif group is not None:
             reason = f"of a group of {len(group)} that does not connect with the rest; take photographs that show both"
         elif not pipeline.matches.get(name):

@@ -13,12 +13,9 @@ from ...support.reading import is_possible, stays_inside
 from ..formats.point_clouds import CLOUD_SUFFIXES
 from .initial_points import bounds, random_points, read_points
 from .lenses import Lens
-from .photographs import Photograph
+from .photographs import PHOTOGRAPH_SUFFIXES, Photograph
 from .placement import ReadOptions, read_posed
 from .views import Capture
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp")
-"""Suffixes of photographs, in lower case, whose names in the file may have none."""
 
 
 def find_images(file: Path, labels: Sequence[str]) -> list[Path]:
@@ -26,7 +23,7 @@ def find_images(file: Path, labels: Sequence[str]) -> list[Path]:
     folders = [folder for folder in (file.parent / "images", file.parent) if folder.is_dir()]
     known: dict[str, Path] = {}
     for folder in reversed(folders):
-        entries = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in SUFFIXES]
+        entries = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in PHOTOGRAPH_SUFFIXES]
         known |= {entry.stem.lower(): entry for entry in entries} | {entry.name.lower(): entry for entry in entries}
     paths = []
     for label in labels:

@@ -30,7 +30,7 @@ COMPLETE = ".tsplat-complete"
 """File in a hidden folder whose content is complete, and is being moved to its place."""
 
 LAST = "sparse"
-"""Entry that is moved at last, without which no reader takes a folder for a scene."""
+"""Entry that is moved last, without which no reader takes a folder for a scene."""
 
 IGNORED = ("lost+found",)
 """Entries of an empty folder: those of a new file system."""

@@ -59,9 +59,8 @@ def read_transforms(
     ``is_fisheye`` (``k1`` to ``k4``) become equidistant fisheye images, up to 90 degrees from the optical axis. Images
     of EQUIRECTANGULAR cameras stay as they are: they are full panoramas, or parts of them with ``fl_x`` and ``fl_y`` in
     pixels per 180 degrees, as nerfstudio has them. Focal lengths of others are ``fl_x``, or come from
-    ``camera_angle_x`` (radians) or ``x_fov`` (degrees). ``mask_path`` is white for
-    valid pixels. The EXIF orientation of images is ignored, unless only the rotated image has the size of its camera;
-    see :func:`read_views`.
+    ``camera_angle_x`` (radians) or ``x_fov`` (degrees). ``mask_path`` is white for valid pixels. The EXIF orientation
+    of images is ignored, unless only the rotated image has the size of its camera; see :func:`read_views`.
 
     Args:
         path: A folder or the JSON file. Paths of images are relative to it.

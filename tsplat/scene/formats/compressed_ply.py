@@ -100,7 +100,7 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str]) -> byte
     order, (mean_bounds, means) = encode_means(gaussians.means.numpy())
     tensors = {**gaussians.tensors(), "opacities": gaussians.opacities}
     arrays = {name: tensor.numpy()[order] for name, tensor in tensors.items()}
-    colors = _colors(arrays["sh0"][:, 0])
+    colors = colors_of_sh(arrays["sh0"][:, 0].astype(np.float64))
     log_scales = np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX)
     scale_bounds, scales = _normalize_chunks(log_scales)
     color_bounds, rgb = _normalize_chunks(colors, _stored_color)
@@ -172,13 +172,9 @@ def _encode_exact(means: Floats) -> tuple[Floats, NDArray[np.uint32]] | None:
     return (bounds, words) if np.array_equal(stored, means) else None
 
 
-def _colors(sh0: Floats) -> NDArray[np.float64]:
-    return colors_of_sh(sh0.astype(np.float64))
-
-
 def _stored_color(bound: Floats) -> Floats:
     """Returns a bound of colors that is the same after it was converted to spherical harmonics and back."""
-    return _colors(sh0_from_colors(bound)).astype(np.float32)
+    return colors_of_sh(sh0_from_colors(bound).astype(np.float64)).astype(np.float32)
 
 
 def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> NDArray[np.uint32]:

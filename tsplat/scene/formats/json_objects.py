@@ -69,6 +69,13 @@ class JsonObject:
             raise self.fail(name, "a string")
         return value
 
+    def names(self, name: str, default: list[str] | None = None) -> list[str]:
+        """Returns a list of strings; `default`, if there is one, for a value that is missing."""
+        value = self.values.get(name, default)
+        if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
+            raise self.fail(name, "a list of names")
+        return value
+
     def count(self, name: str, default: int | None = None) -> int:
         """Returns a nonnegative integer; `default`, if there is one, for a value that is missing."""
         value = self.values.get(name, default)

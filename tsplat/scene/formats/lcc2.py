@@ -44,9 +44,7 @@ def read_lcc2(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Ga
     if (version := str(meta.values.get("version"))) != VERSION:
         raise UnsupportedError(f"{path}: expected LCC2 of version {VERSION}, found {version[:20]!a}")
     root = meta.part("root")
-    names = root.values.get("splatFiles")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise root.fail("splatFiles", "a list of names")
+    names = root.names("splatFiles")
     around = root.part("data").part("env")
     whole = [around.count("name")] if around.values else []
     rows: dict[int, list[tuple[int, int]]] = {}

@@ -251,8 +251,8 @@ def write_model(
         UnsupportedError: The format can only be read, or it cannot represent the degree of the spherical harmonics.
         FileError: The file name has none of these endings, or the folder is not writable.
         ArgumentError: The format is unknown; `frame` is ``"files"`` without a georeference; or the format cannot
-            represent the values; see :func:`write_compressed_ply`,
-            :func:`write_splat`, :func:`write_spz`, :func:`write_sog`, :func:`write_gltf` and :func:`write_usd`.
+            represent the values; see :func:`write_compressed_ply`, :func:`write_splat`, :func:`write_spz`,
+            :func:`write_sog`, :func:`write_gltf` and :func:`write_usd`.
         MissingExtraError: An optional dependency of the format is not installed.
         OSError: The file cannot be written.
 

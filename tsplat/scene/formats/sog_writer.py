@@ -220,8 +220,8 @@ def _words(means: Floats, bounds: Floats) -> tuple[NDArray[np.uint16], NDArray[n
 
 
 def _error_weights(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:
-    """Weights of squared errors by what they change in images: the area that each axis spans with the largest of the
-    others, times opacity^2. [N, 3]"""
+    """Returns weights [N, 3] of squared errors by what they change in images: the area that each axis spans with the
+    largest of the others, times opacity^2."""
     logs = log_scales.astype(np.float64)
     largest = np.stack([np.delete(logs, axis, 1).max(1) for axis in range(3)], 1)
     weights: NDArray[np.float64] = np.exp(logs + largest) * np.square(opacities.reshape(-1, 1).astype(np.float64))

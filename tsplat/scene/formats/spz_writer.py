@@ -175,7 +175,7 @@ class _Section(NamedTuple):
 
 
 def _sections(fraction: int, degree: int) -> list[_Section]:
-    """Positions, opacities, colors, log scales, rotations, and SH coefficients above degree 0 if there are any."""
+    """Returns sections of positions, opacities, colors, log scales, rotations and, above degree 0, SH coefficients."""
     flips = np.array(SIGNS, "<i4")
     signs = sh_signs(degree, SIGNS).numpy()[:, None]
     opacity, color, scale, sh = (Rounding().levels for _ in range(4))
@@ -189,7 +189,7 @@ def _sections(fraction: int, degree: int) -> list[_Section]:
         _Section("opacity_logits", 1, lambda logits: opacity(torch.from_numpy(logits).sigmoid().numpy() * 255.0)),
         _Section("sh0", 3, lambda sh0: color((sh0 * COLOR_SCALE + 0.5) * 255)),
         _Section("log_scales", 3, lambda log_scales: scale((log_scales + 10) * 16)),
-        _Section("quats", 4, lambda quats: _encode_quats(quats)),
+        _Section("quats", 4, _encode_quats),
         _Section("shN", 3 * len(signs), lambda shN: sh(shN * signs * 128 + 128)),
     ]
     return sections if degree else sections[:-1]

@@ -98,7 +98,7 @@ def train_blocks(
 
 
 def merge_blocks(plan: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
-    """Returns what the trained blocks of a plan keep, as one model in the frame of the files.
+    """Returns what the trained blocks of a plan keep, as one model in the frame of the plan.
 
     Each keeps the Gaussians whose centers lie in its box, without the margin. One block is in memory at a time, beside
     what was kept.

@@ -160,7 +160,7 @@ def read_initial_model(config: RunConfig, capture: Capture) -> Gaussians | None:
             "of the scene's files unless world.json says another; to move it: tsplat edit --transform"
         )
     if share < SHOWN_MIN:
-        _print_note(f"{names}: a training view shows {share:.2%} of its Gaussians in the mean; check its frame")
+        _print_note(f"{names}: a training view shows {share:.2%} of its Gaussians on average; check its frame")
     block = read_block(config)
     return model if block is None else _select_block(model, local, capture.train, *block)
 

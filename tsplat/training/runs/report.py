@@ -260,7 +260,7 @@ def _history(checkpoint: Checkpoint | None, metrics: dict[str, Any]) -> History 
 
 
 def _session_of(path: Path | None) -> list[dict[str, Any]]:
-    """Versions from a checkpoint, for a run of which nothing else is recorded."""
+    """Returns the versions that a checkpoint names, for a run of which nothing else is recorded."""
     if path is None:
         return []
     try:

@@ -97,7 +97,7 @@ def check_minutes(minutes: float, config: RunConfig) -> None:
     if config.strategy is not None and config.strategy.expected_growth() is None:
         raise ArgumentError(
             f"minutes: how many Gaussians {type(config.strategy).__name__} adds, and thus how much time a step takes, "
-            "is not known before; give steps, or use another preset than adaptive"
+            "cannot be known in advance; give steps, or use another preset than adaptive"
         )
 
 

@@ -1,7 +1,6 @@
 """Records the sessions of a run in ``run.json``: command line, machine, versions and seconds per part."""
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import shlex
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from ... import __version__
+from ...support.extras import installed_version
 from ...support.files import write_json
 from ...support.reading import read_json
 from ...viewing.run_files import SESSIONS
@@ -108,8 +108,5 @@ def _cpu_name() -> str:
 
 
 def _versions() -> dict[str, str | None]:
-    try:
-        triton: str | None = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        triton = None
-    return {"tsplat": __version__, "torch": torch.__version__, "triton": triton, "python": platform.python_version()}
+    versions = {"tsplat": __version__, "torch": torch.__version__, "triton": installed_version("triton")}
+    return {**versions, "python": platform.python_version()}

@@ -109,9 +109,7 @@ class _Document:
         version = self.document.part("asset").text("version")
         if not version.startswith("2."):
             raise UnsupportedError(f"{self.path}: expected glTF version 2.0, found {version[:20]!r}")
-        required = self.document.values.get("extensionsRequired", [])
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise self.document.fail("extensionsRequired", "a list of names")
+        required = self.document.names("extensionsRequired", [])
         if unknown := [name for name in required if name not in KNOWN_EXTENSIONS]:
             raise UnsupportedError(f"{self.path}: requires {listed(unknown)}, which is not implemented")
         flags = self.document.part("asset").part("extras").part(FLAGS)

@@ -52,9 +52,7 @@ def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: War
     if meta.count("version", VERSION) != VERSION:  # the first files had none
         raise UnsupportedError(f"{path}: expected Streamed SOG version {VERSION}, found {meta.count('version')}")
     note_ignored(path, "the parts", (name for name in meta.values if name not in KNOWN), warn)
-    names = meta.values.get("filenames")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise meta.fail("filenames", "a list of names")
+    names = meta.names("filenames")
     rows: dict[int, list[tuple[int, int]]] = {}
     for file, offset, count in _leaves(meta, level):
         if file >= len(names):
