@@ -203,7 +203,7 @@ def test_missing_optional_package_is_reported_before_any_work(
     for name in OPTIONAL:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr("tsplat.cli.commands.open_model", None)
+    monkeypatch.setattr("tsplat.cli.shared_steps.open_model", None)
     monkeypatch.setattr("tsplat.training.runs.train.read_run_capture", None)
     assert cli.main([a.format(model=model) for a in arguments]) == 2
     error = capsys.readouterr().err

@@ -15,11 +15,11 @@ from ..support.extras import require
 from ..support.files import output_folder
 from ..support.progress import stage_display
 from .argument_types import COUNT, count, number, path
-from .commands import launch, print_steps_note
 from .large_models import warn_user
 from .model_commands import write
 from .parsing import Parser
 from .shared_options import ENDINGS, FORMATS
+from .shared_steps import launch, print_steps_note
 
 
 def add_blocks_options(parser: Parser) -> None:

@@ -9,25 +9,19 @@ import contextlib
 import dataclasses
 import json
 import os
-import shlex
-import shutil
-import sys
 import threading
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any, get_args
 
 from .. import ArgumentError
-from ..scene import Gaussians, View, open_model, summarize
+from ..scene import View, summarize
 from ..scene import prepare as run_prepare
 from ..scene.capture.structure_from_motion import CAMERA_MODELS, MATCHINGS
-from ..scene.formats.checkpoints import is_run, read_georeference
-from ..scene.georeference import Georeference, beside, relative_to
-from ..scene.model_rows import Rows, as_rows
+from ..scene.formats.checkpoints import is_run
 from ..support.extras import require, require_installed
-from ..support.output import WarningsOnly
 from ..support.process_identity import is_main_rank
 from ..support.progress import stage_display
 from ..support.suggestions import list_names
@@ -35,9 +29,10 @@ from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import find_run
 from ..viewing.view_options import DrawnBy, ViewOptions
 from .argument_types import COUNT, SIZE, VECTOR, model_path, number, path, port, seed, small_seed
-from .large_models import Task, describe_memory, open_large, read_to_view, warn_user
+from .large_models import describe_memory, read_to_view, warn_user
 from .parsing import add_settings
 from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_memory, add_model
+from .shared_steps import launch, open_rows_of, options_of, print_next, print_steps_note, result_only
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
@@ -55,19 +50,6 @@ def demo(arguments: Namespace) -> int:
     run_demo(arguments.out, backend=arguments.backend, steps=arguments.steps, seed=arguments.seed)
     print_next("view", arguments.out)
     return 0
-
-
-def print_next(*words: str | Path) -> None:
-    """Prints the command to run next, on one rank."""
-    if is_main_rank():
-        print(f"next: {_own_name()} {shlex.join(map(str, words))}")
-
-
-def _own_name() -> str:
-    """Returns how the command was called, such as ``.venv/bin/tsplat``, if a shell would not find it as ``tsplat``."""
-    called = sys.argv[0]
-    is_found = Path(called).name != "tsplat" or shutil.which("tsplat") is not None
-    return "tsplat" if is_found else shlex.quote(called)
 
 
 def add_prepare_options(parser: argparse.ArgumentParser) -> None:
@@ -246,15 +228,6 @@ def train(arguments: Namespace) -> int:
     return 0
 
 
-def print_steps_note(words: Sequence[str]) -> None:
-    """Prints, on one rank, a note about the number of steps of `tsplat train` with these arguments, if there is one."""
-    from .train_options import note_steps
-
-    note = note_steps(words)
-    if note and is_main_rank():
-        print(note, flush=True)
-
-
 def add_eval_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_folder", type=path, metavar="RUN", help="folder of a run, or one of its checkpoints")
@@ -328,68 +301,3 @@ def info(arguments: Namespace) -> int:
     else:
         print("\n".join([*(() if run is None else run.lines()), *summary.lines()]))
     return 0
-
-
-def open_rows_of(arguments: Namespace, task: Task) -> Rows:
-    """Opens the model of a command as rows: of a file if it is larger than memory, else of Gaussians."""
-    large = open_large(arguments, task)
-    return as_rows(open_model_of(arguments)) if large is None else large
-
-
-def open_model_of(arguments: Namespace) -> Gaussians:
-    """Reads the model of a command, and prints a line on stderr for each damaged checkpoint that is skipped."""
-    return open_model(arguments.model, warn=warn_user, **options_of(arguments, "force", "checkpoint"))
-
-
-def georeference_of(arguments: Namespace) -> Georeference | None:
-    """Returns where the coordinates of a command's model are in the frame of the files of its scene, with ``--crs``.
-
-    None if the model is in that frame, as that of a run without ``world.json``, or if it is unknown.
-
-    Raises:
-        ArgumentError: It is unknown, and ``--frame files`` is given.
-    """
-    model, crs = arguments.model, getattr(arguments, "crs", None)
-    georeference = read_georeference(model)
-    if georeference is None and arguments.frame == "files" and not is_run(model) and find_run(model) is None:
-        raise ArgumentError(
-            f"--frame: the place of {model} in the frame of the files of its scene is unknown; expected a run, or "
-            f"a model with a file {beside(model).name} beside it, as tsplat export writes"
-        )
-    return georeference if crs is None else dataclasses.replace(georeference or Georeference(), crs=crs)
-
-
-def print_georeference(out: Path, georeference: Georeference | None, *, is_absolute: bool) -> None:
-    """Prints where the coordinates of a file are in the frame of the files of its scene, if that is known."""
-    if georeference is not None:
-        origin = "" if is_absolute else f"{relative_to(georeference.origin)}; "
-        print(f"note: {origin}{beside(out)} has the frame of the files of the scene")
-
-
-def refuse(arguments: Namespace, names: Iterable[str], reason: str) -> None:
-    """Raises ArgumentError if one of these options is given."""
-    for name in names:
-        if getattr(arguments, name) is not None:
-            raise ArgumentError(f"--{name.replace('_', '-')}: {reason}")
-
-
-def options_of(arguments: object, *names: str) -> dict[str, Any]:
-    """Returns options as the keyword arguments of the same names."""
-    return {name: getattr(arguments, name) for name in names}
-
-
-def result_only(arguments: Namespace, json: bool) -> contextlib.AbstractContextManager[object]:
-    """With `json`, redirects stdout to stderr, or only its warnings if the command is quiet."""
-    if not json:
-        return contextlib.nullcontext()
-    return contextlib.redirect_stdout(WarningsOnly() if arguments.quiet else sys.stderr)
-
-
-def launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
-    """Runs a command line as several ranks, and returns the exit status; None if this process is to run the command."""
-    from ..training.processes.environment import is_launched
-    from ..training.processes.launcher import launch as run_ranks
-    from ..training.processes.launcher import ranks_and_gpus
-
-    ranks, chosen = ranks_and_gpus(ranks, gpus)
-    return None if ranks == 1 or is_launched() else run_ranks(command_line, ranks, chosen)

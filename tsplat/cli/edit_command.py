@@ -32,10 +32,10 @@ from ..viewing.framing import cameras_around
 from ..viewing.run_cameras import find_cameras, find_run
 from ..viewing.run_files import check_output
 from .argument_types import BOX, VECTOR, amount, channel, model_path, number, path, steps
-from .commands import open_model_of, refuse
 from .large_models import LargeEdit, open_large, report_counts, show_passes, warn_user
 from .model_commands import existing_folder, write, written_format
 from .shared_options import ENDINGS, FORMATS, add_backend, add_model
+from .shared_steps import open_model_of, refuse
 
 MATRIX_BYTES_MAX = 1 << 16
 

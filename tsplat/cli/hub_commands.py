@@ -29,9 +29,9 @@ from ..viewing.devices import pick_device
 from ..viewing.run_cameras import find_background, find_cameras
 from ..viewing.run_files import check_output
 from .argument_types import model_path, path
-from .commands import open_model_of, print_next
 from .large_models import warn_user
 from .shared_options import ENDINGS, FORCE, MODEL, add_backend, add_checkpoint
+from .shared_steps import open_model_of, print_next
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")

@@ -24,8 +24,8 @@ from ..viewing.framing import cameras_around
 from ..viewing.run_cameras import find_cameras
 from ..viewing.run_files import check_output
 from .argument_types import BOX, COUNT, SIZE, box_of, model_path, path, positive
-from .commands import georeference_of, open_model_of, options_of, print_georeference
 from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_frame
+from .shared_steps import georeference_of, open_model_of, options_of, print_georeference
 
 
 def add_mesh_options(parser: argparse.ArgumentParser) -> None:

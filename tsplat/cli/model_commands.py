@@ -20,7 +20,9 @@ from ..viewing import PageExtras, export_page, read_annotations
 from ..viewing.run_files import check_output
 from ..viewing.scene_pages import is_page
 from .argument_types import BOX, VECTOR, box_of, number, path
-from .commands import (
+from .large_models import Task, show_passes, warn_user
+from .shared_options import ENDINGS, FORMATS, add_background, add_frame, add_model
+from .shared_steps import (
     georeference_of,
     open_rows_of,
     options_of,
@@ -28,8 +30,6 @@ from .commands import (
     print_next,
     refuse,
 )
-from .large_models import Task, show_passes, warn_user
-from .shared_options import ENDINGS, FORMATS, add_background, add_frame, add_model
 
 OUTPUT = f"output file, {ENDINGS}; .html for a page that shows the model in a web browser"
 EXTRAS = ("description", "annotations", "walk", "url")

@@ -96,7 +96,8 @@ def build_parser() -> Parser:
         "run --out mesh.glb", "model.ply --out mesh.ply --voxel 0.02",
     )  # fmt: skip
     command(
-        "blocks", commands.train, block_commands.add_blocks_options, "train a large scene in blocks, and merge them",
+        "blocks", block_commands.plan, block_commands.add_blocks_options,
+        "train a large scene in blocks, and merge them",
         "plan scene --out plan --blocks 4", "train plan", "merge plan --out town.ply",
     )  # fmt: skip
     command(

@@ -29,9 +29,9 @@ from ..viewing.slabs import render_large_frames
 from ..viewing.trajectories import choose_camera
 from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, frame_name, frame_size, map_writer, stale_frames
 from .argument_types import COUNT, SIZE, VECTOR, number, path
-from .commands import georeference_of, open_model_of, options_of, refuse
 from .large_models import FRAMING, open_large
 from .shared_options import add_backend, add_background, add_model
+from .shared_steps import georeference_of, open_model_of, options_of, refuse
 
 PLACEMENT = ("eye", "look_at", "up")
 """Options that place cameras."""
