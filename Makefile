@@ -116,14 +116,16 @@ dist: $(INSTALLED) ## build the wheel and the source distribution in dist/, and 
 clean: ## remove the virtual environment, the demo and the documentation site
 	rm -rf $(VENV) demo docs/_build
 
+# Not quietly: pip's progress tells how far the downloads are.
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "installing PyTorch, and what tests and the site need, into $(VENV): some minutes and gigabytes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev]'
 	touch $(COMMANDS) $@
 
 # The commands and the viewer, without what tests and the site need.
 $(COMMANDS): pyproject.toml constraints.txt
-	@echo "installing PyTorch, the commands and the viewer into $(VENV), which takes some minutes and gigabytes"
+	@echo "installing PyTorch, the commands and the viewer into $(VENV): some minutes and gigabytes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[train,viewer]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[train,viewer]'
 	touch $@

@@ -448,6 +448,19 @@ def test_version_needs_no_imports(tmp_path):
     assert (found.returncode, found.stdout, found.stderr) == (0, f"tsplat {__version__}\n", "")
 
 
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"]])
+def test_overview_needs_no_imports(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "30")
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(words)
+    expected = capsys.readouterr().out
+    (tmp_path / "torch.py").write_text("raise AssertionError")
+    code = f"import sys; from tsplat_command import main; sys.argv[1:] = {words}; sys.exit(main())"
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT))), "COLUMNS": "30"}
+    found = subprocess.run([sys.executable, "-c", code], env=paths, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (0, expected, "")
+
+
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["train", "--resume", "run"]])
 def test_help_in_a_narrow_terminal(words, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")

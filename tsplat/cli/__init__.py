@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
 import traceback
@@ -11,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+
+from tsplat_command import widen_help
 
 from .. import ArgumentError, BackendError, MemoryBudgetError, PeerError, UnsupportedError
 from ..support.files import describe_os_error
@@ -32,9 +33,6 @@ WRITE_ELSEWHERE = ("convert", "export", "edit", "render", "mesh", "report", "blo
 ANYWHERE = ("--quiet", "--verbose")
 """Options of all commands, which may stand before or after the command."""
 
-HELP_WIDTH_MIN = 40
-"""Columns of help in a narrower terminal."""
-
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line.
@@ -49,8 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     protect_output()
     # Read by PyTorch at its first tensor. Otherwise page faults take a third of a step with 500,000 Gaussians on a CPU.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    if shutil.get_terminal_size().columns < HELP_WIDTH_MIN:
-        os.environ["COLUMNS"] = str(HELP_WIDTH_MIN)
+    widen_help()
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         parser = build_parser()

@@ -1,36 +1,25 @@
 """Completion of commands, options and file names in shells."""
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from ..support.extras import require
 from .argument_types import model_path, path
 
-SHELLS = ("bash", "zsh", "fish", "tcsh")
-
 
 class PrintCompletion(argparse.Action):
-    """Prints a script that completes command lines in a shell, and exits.
+    """Prints a script that completes command lines in a shell, and exits."""
 
-    `train` is the parser of the options of ``tsplat train``, see :func:`.train_options.parse`.
-    """
-
-    def __init__(self, option_strings: Sequence[str], train: argparse.ArgumentParser, **keywords: Any) -> None:
-        super().__init__(option_strings, choices=SHELLS, **keywords)
-        self._train = train
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, _namespace: Any, values: Any, _option: str | None = None
-    ) -> None:
+    def __call__(self, parser: Any, _namespace: Any, values: Any, _option: str | None = None) -> None:
         require("shtab")
         import shtab
 
         from .train_options import list_options
 
-        self._train.add_argument("scene", type=path)
+        train = parser.commands["train"]  # which has no options yet, see :func:`.train_options.parse`
+        train.add_argument("scene", type=path)
         for option, choices in list_options().items():
-            self._train.add_argument(option, choices=choices or None)
+            train.add_argument(option, choices=choices or None)
         _complete_files(parser, shtab.FILE)
         print(shtab.complete(parser, values))
         parser.exit()
