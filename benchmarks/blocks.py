@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from benchmarks.pages import write_tables
@@ -40,6 +40,9 @@ from tsplat.training import Evaluation, evaluate, read_newest
 PAGE = Path(__file__).parents[1] / "docs" / "blocks.md"
 BAND = 0.4
 """World units; a lot is 4 wide."""
+
+ENLARGED, GAP, TITLE = 2, 12, 26
+"""Of the picture: the factor by which views are enlarged, and pixels between columns and of the name above a view."""
 
 
 def run(log: Path, *words: str, kill_when: Path | None = None) -> float:
@@ -86,17 +89,39 @@ def band_psnr(scores: Evaluation, masks: list[Tensor]) -> float:
 
 
 def draw(path: Path, scores: dict[str, Evaluation], masks: list[Tensor]) -> None:
-    """Writes a PNG with a row per view: photograph with the band marked, whole run, blocks, and the errors of both."""
-    rows = []
-    for i in range(len(masks) // 8, len(masks), max(1, len(masks) // 4)):
+    """Writes a PNG of two views, see :func:`sheet`."""
+    views = []
+    for i in (len(masks) // 8, len(masks) // 8 + 2 * max(1, len(masks) // 4)):
         view = scores["whole"][i].view
         marked = torch.where(masks[i][..., None], 0.6 * view.pixels + torch.tensor([0.4, 0.0, 0.0]), view.pixels)
         images = [evaluation[i].image for evaluation in scores.values()]
-        rows.append(
-            torch.cat([marked, *images, *((4 * (image - view.pixels).abs()).clamp(0, 1) for image in images)], 1)
-        )
-    # A palette of 256 colors makes the file a quarter as large.
-    Image.fromarray(to_bytes(torch.cat(rows)).numpy()).quantize(256).save(path, optimize=True)
+        errors = [(4 * (image - view.pixels).abs()).clamp(0, 1) for image in images]
+        views.append([Image.fromarray(to_bytes(image).numpy()) for image in (marked, *images, *errors)])
+    # A palette of 128 colors makes the file a quarter as large.
+    sheet(views).quantize(128).save(path, optimize=True)
+
+
+def sheet(views: list[list[Image.Image]]) -> Image.Image:
+    """Returns five images of each view, with their names, in three columns: the photograph with what is near borders
+    marked, the whole run, and the blocks; below, the errors of both."""
+    names = (
+        "photograph, near borders in red",
+        "one run",
+        "blocks",
+        "error of one run, times 4",
+        "error of blocks, times 4",
+    )
+    places = ((0, 0), (1, 0), (2, 0), (1, 1), (2, 1))
+    width, height = (ENLARGED * size for size in views[0][0].size)
+    column, row = width + GAP, height + TITLE
+    page = Image.new("RGB", (3 * column - GAP, 2 * row * len(views)), "white")
+    pen, font = ImageDraw.Draw(page), ImageFont.load_default(TITLE - 10)
+    for i, images in enumerate(views):
+        for image, name, (x, y) in zip(images, names, places, strict=True):
+            corner = (x * column, (2 * i + y) * row)
+            pen.text((corner[0] + 2, corner[1] + 3), name, "black", font)
+            page.paste(image.resize((width, height), Image.Resampling.BICUBIC), (corner[0], corner[1] + TITLE))
+    return page
 
 
 def main() -> None:
