@@ -148,7 +148,7 @@ def _svg(title: str, draw: Callable[[Axes], dict[str, str]]) -> Html:
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
     style = {
-        "svg.fonttype": "none", "svg.hashsalt": title, "font.size": 11, "text.color": SOFT, "axes.labelcolor": SOFT,
+        "svg.fonttype": "none", "svg.hashsalt": title, "font.size": 14, "text.color": SOFT, "axes.labelcolor": SOFT,
         "xtick.labelcolor": SOFT, "ytick.labelcolor": SOFT, "grid.color": LINE, "axes.edgecolor": LINE,
         "xtick.color": LINE, "ytick.color": LINE, "axes.spines.top": False, "axes.spines.right": False,
         "axes.spines.left": False, "ytick.major.size": 0, "axes.axisbelow": True,
