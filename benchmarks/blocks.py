@@ -42,7 +42,7 @@ BAND = 0.4
 """World units; a lot is 4 wide."""
 
 ENLARGED, GAP, TITLE = 2, 12, 26
-"""Of the picture: the factor by which views are enlarged, and pixels between columns and of the name above a view."""
+"""Of the PNG: the factor by which views are enlarged, and pixels between columns and of the name above a view."""
 
 
 def run(log: Path, *words: str, kill_when: Path | None = None) -> float:

@@ -225,3 +225,10 @@ def test_page_of_a_crop(model, tmp_path, capsys):
     out = tmp_path / "b.html"
     assert cli.main(["export", str(model), "--out", str(out), "--crop", "0.5", "-1", "-1", "2", "1", "1"]) == 0
     assert capsys.readouterr().out.startswith(f"wrote 1 Gaussians to {out}")
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.PNG"])
+def test_images_and_videos_are_those_of_another_command(name, model, tmp_path, capsys):
+    assert cli.main(["convert", str(model), str(tmp_path / name)]) == 2
+    assert capsys.readouterr().err.endswith("not a format of models; tsplat render writes images and videos\n")
+    assert not (tmp_path / name).exists()

@@ -5,6 +5,7 @@ import http.server
 import json
 import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -157,6 +158,11 @@ def test_page_on_a_phone(tmp_path):
             page.call("Input.dispatchTouchEvent", type="touchMove", touchPoints=[dict(x=x, y=300)])
         page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
         assert page.wait_for(lambda image: psnr(image, expected) < 24)
+        # The bar of buttons stays: SuperSplat's viewer alone hides it after 5.5 seconds.
+        page.evaluate("document.querySelector('.sse-ui').style.display = ''")
+        time.sleep(8)
+        style = "getComputedStyle(document.querySelector('.sse-controlsWrap'))"
+        assert [page.evaluate(f"{style}.{name}") for name in ("visibility", "opacity")] == ["visible", "1"]
         assert page.errors == []
 
 

@@ -19,6 +19,7 @@ from ..scene.rotation import transform_gaussians, upright
 from ..viewing import PageExtras, export_page, read_annotations
 from ..viewing.run_files import check_output
 from ..viewing.scene_pages import is_page
+from ..viewing.videos import VIDEO_SUFFIXES
 from .argument_types import BOX, VECTOR, box_of, number, path
 from .large_models import Task, show_passes, warn_user
 from .shared_options import ENDINGS, FORMATS, add_background, add_frame, add_model
@@ -113,6 +114,8 @@ def convert(arguments: Namespace) -> int:
 
 def written_format(arguments: Namespace) -> Task:
     """Returns the task whose cost is that of writing the format of a command's output."""
+    if arguments.format is None and arguments.out.suffix.lower() in (*VIDEO_SUFFIXES, ".png", ".jpg"):
+        raise ArgumentError(f"{arguments.out}: not a format of models; tsplat render writes images and videos")
     file_format = format_of(arguments.out, arguments.format)
     return file_format if file_format in STREAMED else "ply"  # type: ignore[return-value]
 

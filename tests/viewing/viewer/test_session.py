@@ -39,8 +39,8 @@ def test_status_tells_that_a_moving_image_shows_fewer(client, models, monkeypatc
     statuses = client.gui.controls["markdown 0"].contents
     with settled(client):
         client.camera.move((0.1, 0.0, -3.0))
-    assert any(status.startswith("moving: 20 of 60 Gaussians · 64×48 · ") for status in statuses)
-    assert statuses[-1].startswith("60 Gaussians, 60 drawn · 64×48")
+    assert any(status.startswith("moving: 20 of 60 Gaussians  \n64×48, ") for status in statuses)
+    assert statuses[-1].startswith("60 Gaussians, 60 drawn  \n64×48")
 
 
 @pytest.mark.usefixtures("session")

@@ -118,7 +118,7 @@ class LiveTraining:
         self.result = ""
         self.measure: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.steps, self.step, self.share = steps, step, SHARE
-        self._values: tuple[float, float, int] | None = None
+        self._values: tuple[float, float] | None = None
         self._psnr, self._n_gaussians = Curve(), Curve()
         self._condition = threading.Condition()
         self._images: deque[_Call] = deque()
@@ -190,7 +190,7 @@ class LiveTraining:
     def record(self, step: int, loss: float, psnr: float, n_gaussians: int) -> None:
         """Records values of a step for the plots."""
         with self._condition:
-            self.step, self._values = step, (loss, psnr, n_gaussians)
+            self.step, self._values = step, (loss, psnr)
             if math.isfinite(psnr):
                 self._psnr.add(step, psnr)
             self._n_gaussians.add(step, n_gaussians)
@@ -288,7 +288,7 @@ class LiveTraining:
     def state(self) -> TrainingState:
         """Returns the newest values."""
         with self._condition:
-            loss, psnr, n_gaussians = self._values or (None, None, None)
+            loss, psnr = self._values or (None, None)
             marks = list(self._marks)
         speed = None
         if len(marks) > 1:
@@ -298,7 +298,7 @@ class LiveTraining:
             steps=self.steps,
             loss=loss,
             psnr=psnr,
-            n_gaussians=n_gaussians,
+            n_gaussians=len(self.renderer.gaussians),
             speed=speed,
             paused=math.isfinite(self._allowed),
             finished=self._finished,

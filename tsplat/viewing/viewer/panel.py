@@ -77,7 +77,7 @@ class Panel:
         callbacks.on_long_click(self._offer, lambda: self._offered())
         callbacks.on_long_click(self._confirm, lambda: self._confirmed())
         self._range: tuple[float, float] | None = None
-        self._title = gui.add_html("")
+        self._title, self._is_ready = gui.add_html(""), False
         self.model_name = gui.add_dropdown("Model", [model.name for model in models], visible=len(models) > 1)
         callbacks.on_update(self.model_name, actions.choose_model)
         if actions.open_model is not None and actions.upload is not None:
@@ -143,7 +143,7 @@ class Panel:
     def show_model(self, model: ViewedModel) -> None:
         """Sets the controls to the values of a model."""
         gaussians = model.gaussians
-        self._title.content = f'<span data-title="{escape(model.name)} · tsplat"></span>'
+        self._show_title(model)
         red, green, blue = (round(255 * value) for value in model.background)
         self._background.value = (red, green, blue)
         # A slider with one value is not possible.
@@ -162,9 +162,19 @@ class Panel:
         self._near.value = min(max(float(f"{model.near:.3g}"), 0.0), MAGNITUDE_MAX)
         self._fov.value = min(max(model.fov, FOV_RANGE[0]), FOV_RANGE[1])
 
-    def show_status(self, text: str) -> None:
-        """Shows a line about the image."""
-        self._status.content = escape_markdown(text)
+    def show_ready(self) -> None:
+        """Removes what covers the page until the first image, or the reason why there is none, has been sent."""
+        if not self._is_ready:
+            self._is_ready = True
+            self._show_title(self.model)
+
+    def _show_title(self, model: ViewedModel) -> None:
+        ready = " data-ready" if self._is_ready else ""
+        self._title.content = f'<span data-title="{escape(model.name)} · tsplat"{ready}></span>'
+
+    def show_status(self, *lines: str) -> None:
+        """Shows lines about the image."""
+        self._status.content = "  \n".join(escape_markdown(line) for line in lines)
 
     def show_depths(self, depths: tuple[float, float] | None) -> None:
         """Shows the scale of an image: nearest and farthest depth of the colormap; that of alpha if it is None."""
@@ -197,6 +207,8 @@ class Panel:
         if not text and not self._message.visible:
             return
         bold = "**" if text.startswith("**") and text.endswith("**") and len(text) > 4 else ""
+        if bold:
+            self.show_ready()
         self._message.content = f"{bold}{escape_markdown(text.removeprefix(bold).removesuffix(bold))}{bold}"
         self._message.visible, self._dismiss.visible = bool(text), bool(bold)
 

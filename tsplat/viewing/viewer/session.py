@@ -241,12 +241,15 @@ class Session:
         height, width = frame.image.shape[:2]
         total = len(self._panel.model.gaussians)
         drawn = f"{total:,} Gaussians, {frame.visible:,} drawn"
+        if self._training is not None:  # whose tab counts them
+            drawn = f"{frame.visible:,} Gaussians drawn"
         if frame.n_largest is not None:
             drawn = f"{'' if at_rest else 'moving: '}{frame.n_largest:,} of {total:,} Gaussians"
-        what = frame.note or f"{drawn} · {width}×{height}"
+        time = f", {1e3 * frame.seconds:.0f} ms" if frame.seconds else ""
         if not self._closed.is_set():
             self._panel.show_depths(frame.depths)
-            self._panel.show_status(f"{what} · {1e3 * frame.seconds:.0f}\u00a0ms" if frame.seconds else what)
+            self._panel.show_status(frame.note or drawn, f"{width}×{height}{time}")
+            self._panel.show_ready()
 
     def _fail(self, problem: str) -> None:
         """Shows why there is no image, unless the page draws by now."""

@@ -30,7 +30,7 @@ class TrainingState:
     steps: int
     loss: float | None
     psnr: float | None
-    n_gaussians: int | None
+    n_gaussians: int
     speed: float | None
     paused: bool
     finished: bool

@@ -133,7 +133,7 @@ def describe(state: TrainingState) -> str:
         lines.append(format_speed(state.speed))
     if state.loss is not None:
         lines.append(f"PSNR {state.psnr:.2f} dB, loss {state.loss:.4f}")
-        lines.append(f"{state.n_gaussians:,} Gaussians")
+    lines.append(f"{state.n_gaussians:,} Gaussians")
     if state.result:
         lines.append(escape_markdown(state.result))
     return "  \n".join(lines)
