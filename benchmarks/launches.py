@@ -66,7 +66,7 @@ def by_field(arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a launch, those in bundles by the names of their fields: the first of each name."""
     found: dict[str, Any] = {}
     for name, argument in arguments.items():
-        for path, value in launch.named_leaves(name, argument):
+        for path, value in launch.named_arguments(name, argument):
             found.setdefault(path.rpartition(".")[2], value)
     return found
 

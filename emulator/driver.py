@@ -18,7 +18,7 @@ from triton.runtime.cache import get_cache_manager
 from tsplat.gpu_driver import Device, DriverError, LoadedKernel
 from tsplat.gpu_driver.cuda import CudaDriver
 from tsplat.gpu_driver.hip import HipDriver
-from tsplat.gpu_driver.kernels import leaves
+from tsplat.gpu_driver.kernels import flat_arguments
 
 from .launch import KernelSource, Made, launch_of
 from .library import library
@@ -72,7 +72,9 @@ class Launcher:
     ) -> None:  # fmt: skip
         if not grid_x * grid_y * grid_z:
             return
-        given = [leaf for value, constant in zip(values, self._is_constant) if not constant for leaf in leaves(value)]
+        given = [
+            leaf for value, constant in zip(values, self._is_constant) if not constant for leaf in flat_arguments(value)
+        ]
         plain = [
             b"" if kind == "constexpr" else value.data_ptr() if isinstance(value, Tensor) else value
             for value, kind in zip(given, self._loaded.types)

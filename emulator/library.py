@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tsplat.gpu_driver.kernels import leaves
+from tsplat.gpu_driver.kernels import flat_arguments
 
 from . import build
 from .launch import KernelSource, Made
@@ -91,7 +91,7 @@ class Library:
         target = metadata["target"]
         target = target if isinstance(target, GPUTarget) else GPUTarget(**target)
         known = _Metadata(metadata["name"], target)
-        types = [leaf for kind in src.signature.values() for leaf in leaves(kind) if leaf != "constexpr"]
+        types = [leaf for kind in src.signature.values() for leaf in flat_arguments(kind) if leaf != "constexpr"]
         constants = {
             src.fn.arg_names[path[0]]: value for path, value in (src.constants or {}).items() if len(path) == 1
         }

@@ -25,14 +25,14 @@ HIT_MODES: Final = ("d", "Ed", "RGB-d", "RGB-Ed")
 DepthMode = Literal["expected", "median", "ray", "ray-median"]
 DEPTH_MODES: Final = get_args(DepthMode)
 PLANE_MODES: Final = ("ray", "ray-median")
-"""Those in which the depth of a 2D Gaussian is that of its plane where the ray of the pixel meets it."""
+"""Depth modes in which the depth of a 2D Gaussian is that of its plane where the ray of the pixel meets it."""
 DISTANCE_MODES: Final[dict[str, RenderMode]] = {"D": "d", "ED": "Ed", "RGB+D": "RGB-d", "RGB+ED": "RGB-Ed"}
-"""Those by the modes of depth."""
+"""The render mode with distances along rays, in place of each one with depths."""
 VALIDATE: Final = get_args(Validate)
 FRONT_ONLY: Final[tuple[CameraModel, ...]] = ("pinhole",)
-"""Those that see nothing behind z = 0, which a division by z would mirror."""
+"""Camera models that see nothing behind z = 0, which a division by z would mirror."""
 CAMERA_MODELS: Final = tuple(model for model in get_args(CameraModel) if model != "lidar")
-"""Those that have a lens. A lidar is a panorama whose pixels have other rays."""
+"""Camera models that have a lens. A lidar is a panorama whose pixels have other rays."""
 TILE_SIZES: Final = (4, 8, 16)
 
 
@@ -41,8 +41,9 @@ class Capacities(NamedTuple):
 
     Attributes:
         spans, intersections: What Gaussians intersect of tile rows, and of tiles.
-        entries: Of the lists of parts, over half the parts of a tile. Without effect if a tile is one part.
-        chunks: Of long lists.
+        entries: Entries of the lists of parts, divided by half the number of parts of a tile, but at least by 1.
+            Without effect if a tile is one part.
+        chunks: Chunks of long lists.
         rows: Packed rows. Without effect if there are fewer rows, or if they are not packed.
     """
 
@@ -60,6 +61,17 @@ class Capacities(NamedTuple):
     def largest_list(self) -> int:
         """Returns the largest of the sizes of lists."""
         return max(self._replace(rows=0))
+
+
+Capacity = int | Capacities | Literal["auto"] | None
+"""How lists are sized: by a capacity for all, of each list, by what earlier calls needed, or by counting them. Only
+passes have a `Capacities`."""
+
+
+class Size:
+    """The index of each size in :class:`Capacities`, and in ``needed`` of :class:`~tsplat.data.Intersections`."""
+
+    SPANS, INTERSECTIONS, ENTRIES, CHUNKS, ROWS = range(len(Capacities._fields))
 
 
 FEATURES_MIN: Final = 16
@@ -85,6 +97,12 @@ FOCAL_MIN: Final = 1e-12
 
 MAGNITUDE_MAX: Final = 1e12
 """Values of larger magnitude are invalid, because their fp32 products overflow."""
+
+LENS_COEFFICIENTS: Final = 12
+"""Number of values of a lens before those of a windshield: its coefficients, then zeros."""
+
+SHUTTER_VALUES: Final = 20
+"""Number of values that describe the path of a camera with a rolling shutter."""
 
 LENS_GAIN_MIN: Final = 0.8
 """Pinhole lenses see points that radial distortion moves to more than this part of their distance from the center."""

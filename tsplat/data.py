@@ -1,6 +1,6 @@
 """Arguments and results of the stages: settings, and tensors that belong together.
 
-Sizes: B scenes, N Gaussians each, C cameras each, I = B C images, nnz projected Gaussians, M intersections, D channels.
+Sizes: B scenes, N Gaussians each, C cameras each, I = B C images, nnz rows, M intersections, D channels.
 A *row* is a Gaussian projected by a camera. Packed tensors have rows for visible Gaussians only, ordered by camera,
 then Gaussian. Otherwise there are I N rows, and those of culled Gaussians are zero.
 """
@@ -9,12 +9,22 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .config import DEFAULT_NUMERICS, Backend, CameraField, CameraSettings, Capacities, Numerics, Unscented
+from .config import (
+    DEFAULT_NUMERICS,
+    SHUTTER_VALUES,
+    Backend,
+    CameraField,
+    CameraSettings,
+    Capacities,
+    Capacity,
+    Numerics,
+    Unscented,
+)
 from .output_maps import Output, Rule
 
 
@@ -49,7 +59,7 @@ class IntersectionSettings:
     numerics: Numerics
     backend: Backend
     segmented: bool = False
-    capacity: int | Capacities | Literal["auto"] | None = None
+    capacity: Capacity = None
     boxes: bool = False
 
 
@@ -154,7 +164,7 @@ class Cameras(NamedTuple):
     viewmats: Annotated[Tensor, CameraField((4, 4), "check the poses", differentiable=True)]
     Ks: Annotated[Tensor, CameraField((3, 3), "check the intrinsics")]
     lens: Annotated[Tensor | None, CameraField((None,), "check the coefficients", differentiable=True)] = None
-    shutter: Annotated[Tensor | None, CameraField((20,), "check viewmats_rs", differentiable=True)] = None
+    shutter: Annotated[Tensor | None, CameraField((SHUTTER_VALUES,), "check viewmats_rs", differentiable=True)] = None
 
 
 class ProjectedGaussians(NamedTuple):
@@ -172,7 +182,7 @@ class ProjectedGaussians(NamedTuple):
         compensations, opacities: [nnz] antialiasing factors, and opacities times them; or None.
         row_of: [B, C, N] int32, inverse of ``dense_ids``: the row, -1 where there is none; or None.
         normals: [nnz, 3] of surfels, in the camera frame, towards the camera; or None.
-        needed: If rows are packed with a capacity, which nnz then is: see :class:`Intersections`. Those behind the
+        needed: If rows are packed with a capacity, which nnz then is: see :class:`Intersections`. Those after the
             packed rows are culled ones, each with an id of its own in ``dense_ids``. Otherwise None.
     """
 
@@ -350,7 +360,7 @@ class Intersections(NamedTuple):
 
 
 OVERFLOW = len(Capacities._fields)
-"""The index in ``needed`` (see :class:`Intersections`), behind those of sizes, that is 1 if any did not fit."""
+"""The index in ``needed`` (see :class:`Intersections`), after those of sizes, that is 1 if any did not fit."""
 
 N_NEEDED = OVERFLOW + 1
 """The number of elements of ``needed``."""
@@ -360,10 +370,9 @@ class Limit(NamedTuple):
     """A capacity of lists, and where the device notes what they need.
 
     Attributes:
-        needed: See :class:`Intersections`. Zeros at first. That of ``element`` becomes the maximum of it and what
-            the lists need: to composite other features of a call may use parts of another size, whose lists differ.
-            None if there is no limit.
-        element: An index of ``Capacities``.
+        needed: See :class:`Intersections`; None if there is no limit. Zeros at first. ``needed[element]`` is raised to
+            what the lists need, if that is more: a call may composite twice, with parts of different sizes.
+        element: An index, see :class:`~tsplat.config.Size`.
         capacity: The largest total that fits.
         per_unit: How much of the total counts as one in ``needed``, rounded up.
     """
@@ -386,7 +395,7 @@ class PartLists(NamedTuple):
         bitmasks, bit_counts: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts
             words], the number of set bits up to the end of each word. None if a tile is one part.
         walk_ends: [parts * tiles] int32, one past the last entry of each list that a pixel passed; None if unknown.
-        n_walked: [] int64, the number of entries in front of ``walk_ends``; None if unknown.
+        n_walked: [] int64, the number of entries before ``walk_ends``; None if unknown.
         chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None if no list is cut.
         chunk_lists: [chunks] int32, the list of each chunk.
         chunk_transmittances: [chunks, pixels of a part], T behind each chunk, negative where pixels have stopped.
@@ -473,7 +482,7 @@ class RenderBuffers(NamedTuple):
     Attributes:
         colors: [I, H, W, D], with depth as the last channel if there is depth, and distortion after it.
         transmittances: [I, H, W], remaining behind the last Gaussian.
-        last_ids: [I, H, W] int32, entries of its list that a pixel passed before it stopped; None without a gradient.
+        last_ids: [I, H, W] int32, one past the last entry of its list that a pixel passed; None without a gradient.
         median_rows, alphas: [I, H, W] int32, last row in front of which T > 1/2, or -1; [I, H, W, 1] 1 - T; or None.
     """
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Rule(enum.Enum):
-    """Says what a pixel makes of its Gaussians, and what its gradient v becomes, the cotangent.
+    """Says what a pixel makes of its Gaussians, and how the gradient v of the map reaches weights and features.
 
     A Gaussian has weight w, features f, and depth z, the last of these. Matrix products compute sums only, walks all.
     """
@@ -29,7 +29,7 @@ class Rule(enum.Enum):
         "the sum of w z of where the ray meets the plane of the Gaussian, in place of its center's; v becomes w v for "
         "that z; see footprints/surfel.py"
     )
-    DISTORTION = "the sum of w_i w_j |z_i - z_j|, as a channel behind the features; see distortion.py"
+    DISTORTION = "the sum of w_i w_j |z_i - z_j|, as a channel after the features; see distortion.py"
     MEDIAN = (
         "z, of the center or as with PLANE, of the last Gaussian with T > 1/2 in front of it; v becomes v for that z"
     )
@@ -43,7 +43,7 @@ class Output:
         name: Its name among the maps.
         rule: What a pixel makes of its Gaussians.
         channels: The number of its channels.
-        features: Returns the features [nnz, channels] of ``ProjectedGaussians``, which are composited in front of the
+        features: Returns the features [nnz, channels] of ``ProjectedGaussians``, which are composited before the
             colors; None if the output takes depths, the last features.
         meta: Its name in the ``meta`` of the rendering function; empty if that returns it otherwise.
         argument: The argument of :func:`tsplat.rasterization` that asks for it, or empty.
@@ -86,18 +86,18 @@ EXTRA_SIGNALS = Output("extra_signals", Rule.SUM, 0, meta="render_extra_signals"
 """Channels between colors and depth, as many as the caller passes."""
 
 IN_META = tuple(o for o in (EXTRA_SIGNALS, *ON_REQUEST, *OF_SURFELS) if o.meta)
-"""Those that ``meta`` has."""
+"""Outputs that ``meta`` has."""
 
 
-def front_channels(outputs: Iterable[Output]) -> int:
-    """Returns the number of channels in front of colors."""
+def leading_channels(outputs: Iterable[Output]) -> int:
+    """Returns the number of channels before colors."""
     return sum(output.channels for output in outputs if output.features is not None)
 
 
 def split_channels(channels: Tensor, outputs: tuple[Output, ...]) -> dict[str, Tensor]:
-    """Returns maps by name, as views of channels [I, H, W, D]: of outputs in front of colors; colors, with depths or
+    """Returns maps by name, as views of channels [I, H, W, D]: of outputs before colors; colors, with depths or
     distances as the last of these; and distortions."""
-    maps, begin, end = dict[str, Tensor](), front_channels(outputs), channels.shape[-1]
+    maps, begin, end = dict[str, Tensor](), leading_channels(outputs), channels.shape[-1]
     if any(output.rule is Rule.DISTORTION for output in outputs):
         end -= 1
         maps["distortions"] = channels[..., end:]

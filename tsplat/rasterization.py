@@ -9,6 +9,7 @@ from torch import Tensor
 from .config import (
     Backend,
     CameraModel,
+    Capacity,
     DepthMode,
     NumericsName,
     RasterizeMode,
@@ -22,11 +23,10 @@ from .passes import replayed
 from .precision import in_full_precision
 from .runtime.compilation import eager, in_graphs
 from .stages.call import Call, check_call
-from .stages.capacity import Capacity, check_capacity
+from .stages.capacity import check_capacity
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
 from .stages.meta import GRAPH_RESULTS, Rendering, describe_reference, describe_render
-from .stages.options import choose_tile_size
 from .stages.primitives import composite_maps, with_shapes
 from .stages.projection import project
 from .stages.shading import shade
@@ -268,8 +268,7 @@ def rasterization(
         colors.mean().backward()
         assert means.grad.shape == (n, 3)
     """
-    tile_size = choose_tile_size(width, height, with_eval3d) if tile_size is None else tile_size
-    call = check_call(locals())
+    call = check_call(locals())  # the arguments: nothing else may be assigned before
     rendering = _render_reference(call) if backend == "reference" else render(call)
     colors = rendering.maps["colors"]
     if call.extra_signals is not None:
@@ -346,7 +345,7 @@ def rasterization_2dgs(
         )
         assert colors.shape == (1, height, width, 4) and surf_normals.shape == (height, width, 3)
     """
-    call = check_call(locals(), surfels=True)
+    call = check_call(locals(), surfels=True)  # the arguments: nothing else may be assigned before
     rendering = render(call)
     return *arrange_images(call, rendering), rendering.meta
 

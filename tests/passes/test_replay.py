@@ -9,7 +9,16 @@ import torch
 from tests.support import scenes
 from tests.support.launch_recorder import LaunchRecorder
 from tsplat import UnsupportedError, rasterization
-from tsplat.passes.arenas import DTYPES, Bases, Lifetime, Slots, View, add_arena_with_tail, assign_offsets, live_steps
+from tsplat.passes.arenas import (
+    DTYPES,
+    ArenaSlots,
+    Bases,
+    Lifetime,
+    View,
+    add_arena_with_tail,
+    assign_offsets,
+    live_steps,
+)
 from tsplat.runtime.tracing import Trace
 from tsplat.stages.capacity import deferred
 from tsplat.stages.listing import stable_argsort
@@ -121,7 +130,7 @@ def test_the_tail_of_an_arena_is_behind_all_that_is_needed_at_the_same_time():
 def test_an_arena_for_a_part_of_its_slots_has_views_of_any_dtype():
     n = View(0, 0, torch.Size([]), (), torch.int64)
     for n_rows in range(5):
-        size = Slots(n, fixed_size=36, offset=64, slot_size=12).arena_size(n_rows)
+        size = ArenaSlots(n, fixed_size=36, offset=64, slot_size=12).arena_size(n_rows)
         assert size >= max(36, 64 + 12 * n_rows)
         arena = torch.empty(size, dtype=torch.uint8)
         for dtype in DTYPES:

@@ -118,7 +118,7 @@ def test_more_intersections_than_before(replays):
     expected = STAGES[rasterization](**scene)[0]
     for _ in range(3):
         assert torch.equal(rasterization(**scene)[0], expected)
-    assert len(replays) == 3 and replays[0].needed[-1] and not replays[1].needed[-1]
+    assert len(replays) == 3 and replays[0].state.needed[-1] and not replays[1].state.needed[-1]
 
 
 def test_capacity_that_is_too_small():

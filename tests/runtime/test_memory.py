@@ -26,6 +26,14 @@ def test_band_over_budget_raises_with_likely_cause():
         run(scene(n=400), tile_size=4, memory_budget=2_000)
 
 
+def test_error_counts_what_is_over_budget():
+    budget = memory.MemoryBudget(torch.device("cpu"), 5_000, 0)
+    with pytest.raises(memory.OverBudgetError, match=r"^1,000 spans of tile rows need 32 kB, budget 5 kB"):
+        budget.admit(1_000, 0)
+    with pytest.raises(memory.OverBudgetError, match=r"^200 intersections need 13.1 kB, budget 5 kB"):
+        budget.admit(10, 200)
+
+
 def test_default_budget_is_a_share_of_free_memory(monkeypatch):
     monkeypatch.setattr(memory, "UNCHECKED_BYTES", 1_000)
     monkeypatch.setattr(memory, "free_memory", lambda device: 30_000)

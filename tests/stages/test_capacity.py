@@ -19,7 +19,7 @@ from tests.emulator.targets import needs_emulator
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import run
-from tsplat.config import DEFAULT_NUMERICS, Capacities
+from tsplat.config import DEFAULT_NUMERICS, Capacities, Size
 from tsplat.data import IntersectionSettings, ScreenGaussians, TileGrid
 from tsplat.errors import ArgumentError, CapacityError, MemoryBudgetError, UnsupportedError
 from tsplat.stages import capacity
@@ -155,6 +155,11 @@ def test_spans_behind_the_last_one_have_a_gaussian_and_no_tiles():
 
 
 @pytest.mark.triton
+def test_indices_of_sizes_are_those_of_capacities():
+    capacities = Capacities(10, 11, 12, 13, 14)
+    assert {name: capacities[getattr(Size, name.upper())] for name in Capacities._fields} == capacities._asdict()
+
+
 def test_a_budget_counts_the_largest_kind_of_list():
     options = dict(backend="triton", memory_budget=10**7)
     run(make(), capacity=Capacities(*[ENOUGH] * 4), **options)

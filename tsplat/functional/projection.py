@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -296,8 +298,10 @@ def _project(
         if batch or not settings.packed:
             found = f"{settings.packed}, {list(batch)}"
             raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {found}")
-        means, quats, scales, covars, *rest = gaussians
-        gaussians = Gaussians3D(*map(sparse_gradients.attach, (means, quats, scales, covars)), *rest)  # type: ignore[arg-type]
+        attached: dict[str, Any] = {
+            name: sparse_gradients.attach(getattr(gaussians, name)) for name in ("means", "quats", "scales", "covars")
+        }
+        gaussians = gaussians._replace(**attached)
     if gaussians.opacities is not None:
         gaussians = gaussians._replace(opacities=gaussians.opacities.detach())
     dtype = compute_dtype(*gaussians, *cameras)

@@ -237,12 +237,12 @@ def _types(compiled: CompiledKernel) -> list[str]:
     """Returns the types of a kernel's arguments that are not constants of its source."""
     source = compiled.src
     pairs = zip(source.signature.values(), source.fn.params)
-    return [leaf for kind, parameter in pairs if not parameter.is_constexpr for leaf in leaves(kind)]
+    return [leaf for kind, parameter in pairs if not parameter.is_constexpr for leaf in flat_arguments(kind)]
 
 
-def leaves(argument: Any) -> list[Any]:
+def flat_arguments(argument: Any) -> list[Any]:
     """Returns an argument, or its type, or the values of a bundle, or their types."""
-    return [leaf for field in argument for leaf in leaves(field)] if isinstance(argument, tuple) else [argument]
+    return [leaf for field in argument for leaf in flat_arguments(field)] if isinstance(argument, tuple) else [argument]
 
 
 def _format(name: str, kind: Any) -> str:

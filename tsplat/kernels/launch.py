@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..triton_cpu import leaves, untraced
+from ..triton_cpu import flat_arguments, untraced
 from .prepare import COMPILER_OPTIONS, Run, Values, Vendor, prepare
 from .prepare import SMALL_STORAGE as SMALL_STORAGE
 
@@ -106,6 +106,7 @@ def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLO
 
 def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
     """Launches a kernel on the device of its tensors, by what was compiled for its kind of launch."""
+    # An option that is passed with its default is as one left out, for compilers and observers as well as for keys.
     arguments = {
         name: value
         for name, value in arguments.items()
@@ -140,16 +141,18 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
 _launch_untraced = untraced(launch_on_device)
 
 
-def named_leaves(name: str, argument: Any) -> list[tuple[str, Any]]:
-    """Returns the ``leaves`` of an argument with their names. Takes several times as long."""
+def named_arguments(name: str, argument: Any) -> list[tuple[str, Any]]:
+    """Returns the ``flat_arguments`` of an argument with their names. Takes several times as long."""
     if not isinstance(argument, tuple):
         return [(name, argument)]
     names = getattr(argument, "_fields", range(len(argument)))
-    return [leaf for field, value in zip(names, argument) for leaf in named_leaves(f"{name}.{field}", value)]
+    return [leaf for field, value in zip(names, argument) for leaf in named_arguments(f"{name}.{field}", value)]
 
 
 def _first_tensor(arguments: dict[str, Any]) -> Tensor:
-    return next(leaf for argument in arguments.values() for leaf in leaves(argument) if isinstance(leaf, Tensor))
+    return next(
+        leaf for argument in arguments.values() for leaf in flat_arguments(argument) if isinstance(leaf, Tensor)
+    )
 
 
 def _key_and_values(
@@ -169,7 +172,7 @@ def _key_and_values(
         is_bundle = isinstance(value, tuple)
         if is_bundle:
             key.append(value.__class__)
-        for leaf in leaves(value) if is_bundle else (value,):
+        for leaf in flat_arguments(value) if is_bundle else (value,):
             if isinstance(leaf, Tensor):
                 if not leaf.is_contiguous():
                     _check_contiguous(kernel, parameter.name, value)
@@ -193,7 +196,7 @@ def _key_and_values(
 
 def _check_contiguous(kernel: Any, name: str, argument: Any) -> None:
     """Raises a ValueError if a tensor of an argument is not contiguous although the kernel needs it."""
-    for path, leaf in named_leaves(name, argument):
+    for path, leaf in named_arguments(name, argument):
         if isinstance(leaf, Tensor) and not leaf.is_contiguous() and path not in kernel.strided:
             raise ValueError(f"{kernel.__name__}: {path} {tuple(leaf.shape)} has strides {leaf.stride()}")
 

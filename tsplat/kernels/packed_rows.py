@@ -9,16 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-from ..config import Capacities
+from ..config import Size
 from ..data import N_NEEDED, Limit, ProjectedGaussians
 from .device_math import load_tuple, store_tuple
 from .launch import Int, kernel
 from .scans import prefix_sums
 
 BLOCK = 256
-
-ROWS = Capacities._fields.index("rows")
-"""The element of ``Capacities``."""
 
 
 @kernel
@@ -49,7 +46,7 @@ def _pack_rows_kernel(
     n: "Int", n_rows: "Int",
     SHAPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Packs visible Gaussians, and behind them culled ones until there are ``n_rows``. One lane per projected one."""
+    """Packs visible Gaussians, and after them culled ones until there are ``n_rows``. One lane per projected one."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     before = tl.load(row_counts + index - 1, mask=(index > 0) & (index < n), other=0).to(tl.int64)
     is_visible = tl.load(row_counts + index, mask=index < n, other=0) > before
@@ -67,7 +64,7 @@ def _pack_rows_kernel(
 
 
 def pack_rows(projected: ProjectedGaussians, capacity: int) -> ProjectedGaussians:
-    """Returns packed rows: those of visible Gaussians, and behind them those of culled ones until there are as many as
+    """Returns packed rows: those of visible Gaussians, and after them those of culled ones until there are as many as
     the capacity, or all.
 
     If more Gaussians are visible than the capacity, ``needed`` says so, and none is in ``row_of``.
@@ -81,7 +78,7 @@ def pack_rows(projected: ProjectedGaussians, capacity: int) -> ProjectedGaussian
     visible = torch.empty(n, dtype=torch.int32, device=device)
     _visible_rows_kernel.launch_elementwise(n, BLOCK, radii=radii, visible=visible, n=n)
     needed = torch.zeros(N_NEEDED, dtype=torch.int64, device=device)
-    row_counts = prefix_sums(visible, limit=Limit(needed, ROWS, n_rows))
+    row_counts = prefix_sums(visible, limit=Limit(needed, Size.ROWS, n_rows))
     packed = projected.map_rows(lambda values: values.new_empty(n_rows, *values.shape[1:]))._replace(
         dense_ids=torch.empty(n_rows, dtype=torch.int64, device=device),
         row_of=torch.empty(n, dtype=torch.int32, device=device),

@@ -1,7 +1,7 @@
 """Prefix sums of the lengths of lists, and lists that are emptied if they do not fit.
 
 A first launch sums each section of the lengths, unless there is one only. In the second, each program adds up the sums
-of the sections in front of its own, and then makes the sums within its own. Sums of integers do not depend on the order
+of the sections before its own, and then makes the sums within its own. Sums of integers do not depend on the order
 in which they are added.
 
 A call with a capacity allocates memory before lengths are known. The second launch then compares the total with the
@@ -55,7 +55,7 @@ def _prefix_sums_kernel(
     if is_first != 0:
         tl.store(section_sums + section, _sum(lengths, first, end, BLOCK))
     else:
-        # The sum in front of the section, and the total.
+        # The sum before the section, and the total.
         before = section * 0
         if n_sections == 1:
             total = _sum(lengths, first, end, BLOCK)

@@ -17,7 +17,8 @@ from .row_access import ROW, row_within
 
 BLOCK = 128
 
-NO_GAUSSIANS, NO_CAMERAS = Gaussians3D(*[None] * 5), Cameras(None, None)
+NO_GAUSSIANS = Gaussians3D._make([None] * len(Gaussians3D._fields))
+NO_CAMERAS = Cameras._make([None] * len(Cameras._fields))
 """Bundles are compared with None field by field: Triton 3.6 cannot compare a bundle."""
 
 LARGEST = tl.constexpr(MAGNITUDE_MAX)

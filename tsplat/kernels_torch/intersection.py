@@ -155,7 +155,7 @@ def prefix_sums(
 
 
 def _parents(starts: Tensor, children: Tensor) -> Tensor:
-    """Returns the last p in [0, n) with starts[p] <= child, for starts [n + 1]; 0 for children behind the last."""
+    """Returns the last p in [0, n) with starts[p] <= child, for starts [n + 1]; 0 for children after the last."""
     parents = torch.searchsorted(starts, children, right=True) - 1
     return torch.where(children < starts[-1], parents, 0)
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import AXIS_MIN, CameraSettings
+from ..config import AXIS_MIN, LENS_COEFFICIENTS, CameraSettings
 from ..formulas.rotations import Triple
 from .lenses import LENSES, Lens
-from .lenses.interface import N_COEFFICIENTS
 
 N_POLYNOMIAL = 21
 
@@ -24,7 +23,7 @@ Windshield = namedtuple("Windshield", "horizontal vertical horizontal_inverse ve
 
 def _coefficients(values: tuple[Tensor, ...], lens: Lens) -> tuple[Any, Windshield | None]:
     """Returns the coefficients of a lens and of the windshield in front of it; None without one."""
-    starts = range(N_COEFFICIENTS, len(values), N_POLYNOMIAL)
+    starts = range(LENS_COEFFICIENTS, len(values), N_POLYNOMIAL)
     return lens.read(values), Windshield(*[values[i : i + N_POLYNOMIAL] for i in starts]) if starts else None
 
 

@@ -25,9 +25,10 @@ def mark_invalid(
 
 
 def _valid_gaussians(gaussians: Gaussians3D, signals: dict[str, tuple[Tensor, bool]]) -> Tensor:
-    means, quats, scales, covars, opacities, _ = gaussians
+    means, opacities, quats = gaussians.means, gaussians.opacities, gaussians.quats
     assert opacities is not None
-    tensors = [means, opacities[..., None], *(tensor for tensor in (quats, scales, covars) if tensor is not None)]
+    shapes = (quats, gaussians.scales, gaussians.covars)
+    tensors = [means, opacities[..., None], *(tensor for tensor in shapes if tensor is not None)]
     tensors += [values.flatten(means.dim() - 1 + per_camera) for values, per_camera in signals.values()]
     valid = torch.ones_like(opacities, dtype=torch.bool)
     for tensor in tensors:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..runtime.bundles import leaves
-from ..runtime.tracing import Constant, Launch, NumpyCall, Operator, Step, TracedTensor, Zeros
+from ..runtime.tracing import Constant, Launch, NumpyCall, Step, TorchCall, TracedTensor, Zeros
 
 SPECIALIZED_ALIGNMENT = 16
 """Triton specializes kernels on whether addresses are multiples of this many bytes."""
@@ -148,7 +148,7 @@ def _offsets_and_size(placed: Iterable[Placed]) -> tuple[dict[int, int], int]:
     return {p.life.storage: p.begin for p in placed}, max((p.end for p in placed), default=0)
 
 
-class Slots(NamedTuple):
+class ArenaSlots(NamedTuple):
     """The slots of compositing at the tail of an arena, of which a call uses the first ones only.
 
     Attributes:
@@ -196,7 +196,7 @@ class Bases:
         return View(base, traced.offset + offset, traced.shape, traced.strides, traced.dtype)
 
 
-class Output(NamedTuple):
+class AllocatedBase(NamedTuple):
     """A base that a pass allocates and that leaves it."""
 
     base: int
@@ -213,17 +213,17 @@ class Output(NamedTuple):
         return self.allocate(device).zero_()
 
 
-def add_output(bases: Bases, tensor: Tensor) -> Output:
+def add_output(bases: Bases, tensor: Tensor) -> AllocatedBase:
     """Adds a base for the storage of a tensor."""
     traced, base = TracedTensor.of(tensor), bases.add()
     bases.place(base, traced.storage, 0)
     size = traced.size // tensor.dtype.itemsize
     is_whole = tensor.is_contiguous() and tensor.numel() == size
     shape, strides = (tuple(tensor.shape), tensor.stride()) if is_whole else ((size,), (1,))
-    return Output(base, shape, strides, tensor.dtype)
+    return AllocatedBase(base, shape, strides, tensor.dtype)
 
 
-def view_of_output(bases: Bases, tensor: Tensor, outputs: Iterable[Output]) -> View:
+def view_of_output(bases: Bases, tensor: Tensor, outputs: Iterable[AllocatedBase]) -> View:
     """Returns a tensor of the trace as a view, with `is_base` if it is one of the outputs."""
     view = bases.view(tensor)
     is_base = any(view == View(o.base, 0, torch.Size(o.shape), o.strides, o.dtype) for o in outputs)
@@ -271,7 +271,7 @@ def _add_placed(bases: Bases, offsets: dict[int, int], size: int) -> Arena:
 
 
 def add_arena_with_tail(bases: Bases, lifetimes: Sequence[Lifetime], tail: Lifetime) -> tuple[Arena, int]:
-    """Adds a base for storages, and for one more behind all those that are needed at the same time as that one.
+    """Adds a base for storages, and for one more after all those that are needed at the same time as that one.
 
     Returns:
         The arena, with its size without the tail; and the offset of the tail in bytes.
@@ -312,7 +312,7 @@ def live_steps(steps: Sequence[Step], needed: set[int]) -> list[bool]:
     used, is_live = set(needed), [True] * len(steps)
     for i in range(len(steps) - 1, -1, -1):
         step = steps[i]
-        results = step.results if isinstance(step, Operator | NumpyCall) else []
+        results = step.results if isinstance(step, TorchCall | NumpyCall) else []
         is_live[i] = not results or any(tensor.storage in used for tensor in results)
         if is_live[i]:
             used |= {tensor.storage for tensor in tensors_of(step)}

@@ -1,15 +1,15 @@
 """A replayed call: it runs passes, and two nodes of autograd stand for what they compute.
 
-The first node goes from the inputs to the ``means2d``, whose gradients strategies read, and to the carrier, a
-tensor of no content that stands for all else that images depend on: its gradient is the memory in which one backward
-pass leaves what the other reads. The second node goes from both, and from inputs that only compositing reads, to the
-images.
+The first node goes from the inputs to the ``means2d``, whose gradients strategies read, and to the carrier. The second
+node goes from both, and from inputs that only compositing reads, to the images. The *carrier* is a tensor without
+content whose gradient holds all that the backward pass of images leaves for that of ``means2d`` besides the gradient of
+``means2d`` itself: for example those of conics, opacities and colors of rows, side by side in one arena.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,7 +20,7 @@ from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..stages.capacity import read_async
 from ..stages.meta import Meta
 from .arenas import SPECIALIZED_ALIGNMENT, View, acquire_scratch, release_scratch, tensor_of_view
-from .replayed_meta import LentArena, MetaSource, first_rows, lazy_values, saved_tensor
+from .replayed_meta import ForwardState, MetaSource, lazy_values
 from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
 
@@ -29,19 +29,11 @@ class ForwardResult(NamedTuple):
 
     Attributes:
         bases: The tensors that views are relative to, by number: inputs, outputs, and the saved arena.
-        needed: The sizes that lists needed: spans, intersections, entries, chunks and packed rows; and 1 if any
-            exceeded its capacity. None if the caller gave a capacity.
-        lent: The saved arena, if a later call may take its memory. Otherwise it is one of the bases.
-        n_packed: The number of packed rows, the first ones of tensors of rows; None if rows are not packed.
-        read_n_slots: Waits for the forward pass, and returns how many slots the backward pass of images needs, see
-            :attr:`.BackwardPass.slots`; None if that allocates all of them: on a CPU, in graphs, and for few entries.
+        state: What else is known.
     """
 
     bases: list[Any]
-    needed: list[int] | None
-    lent: LentArena | None
-    n_packed: int | None = None
-    read_n_slots: Callable[[], int] | None = None
+    state: ForwardState
 
 
 class Runner(Protocol):
@@ -56,9 +48,7 @@ class Runner(Protocol):
         backward_pass: BackwardPass,
         saved: Sequence[Tensor | None],
         incoming: Sequence[Tensor],
-        lent: LentArena | None,
-        n_packed: int | None,
-        read_n_slots: Callable[[], int] | None,
+        state: ForwardState,
     ) -> dict[int, Tensor]: ...
 
 
@@ -84,16 +74,14 @@ class ReplayRunner:
         del bases[-1]
         slots = traced.images_backward.slots
         read_n_slots = None if slots is None else read_async(slots.n_used.of(bases[slots.n_used.base]))
-        return ForwardResult(bases, needed, None, n_packed, read_n_slots)
+        return ForwardResult(bases, ForwardState(needed, n_packed, read_n_slots=read_n_slots))
 
     def backward(
         self,
         backward_pass: BackwardPass,
         saved: Sequence[Tensor | None],
         incoming: Sequence[Tensor],
-        _lent: LentArena | None,
-        n_packed: int | None,
-        read_n_slots: Callable[[], int] | None,
+        state: ForwardState,
     ) -> dict[int, Tensor]:
         """Runs a backward pass.
 
@@ -102,7 +90,7 @@ class ReplayRunner:
             saved: The bases of the forward pass that it reads, ``backward_pass.saved``; None for a saved arena that is
                 lent.
             incoming: The gradients that it starts from, ``backward_pass.incoming``.
-            n_packed, read_n_slots: See :class:`ForwardResult`.
+            state: Of the forward pass.
 
         Returns:
             Bases, by number, among them ``backward_pass.results``.
@@ -110,14 +98,14 @@ class ReplayRunner:
         device = self.traced.device
         outputs = [output.allocate(device) for output in backward_pass.outputs]
         incoming = [_aligned(v) for v in incoming]
-        if n_packed is not None and backward_pass is self.traced.means2d_backward:
+        if state.n_packed is not None and backward_pass is self.traced.means2d_backward:
             incoming[0] = _with_rows(incoming[0], self.traced.means2d.shape[0])
         tensors: list[Any] = [*saved, *incoming, *outputs]
         bases = dict(zip(backward_pass.steps.order, tensors))
         backward_pass.clear(bases)
         size = backward_pass.scratch.size
-        if backward_pass.slots is not None and read_n_slots is not None:
-            size = backward_pass.slots.arena_size(read_n_slots())
+        if backward_pass.slots is not None and state.read_n_slots is not None:
+            size = backward_pass.slots.arena_size(state.read_n_slots())
         scratch = acquire_scratch(size, device)
         backward_pass.steps.run([*tensors, scratch])
         release_scratch(scratch)
@@ -129,32 +117,26 @@ class _BackwardContext(NamedTuple):
 
     Attributes:
         runner: Runs its passes.
-        lent, n_packed, read_n_slots: See :class:`ForwardResult`.
+        state: Of its forward pass.
     """
 
     runner: Runner
-    lent: LentArena | None
-    n_packed: int | None
-    read_n_slots: Callable[[], int] | None
+    state: ForwardState
 
     def run(
         self, backward_pass: BackwardPass, saved: Sequence[Tensor], incoming: Sequence[Tensor]
     ) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`ReplayRunner.backward`. Other tensors may follow those that it reads."""
         saved = saved[: len(backward_pass.saved)]
-        return self.runner.backward(backward_pass, saved, incoming, self.lent, self.n_packed, self.read_n_slots)
-
-    def rows(self, values: Tensor) -> Tensor:
-        """Returns :func:`first_rows` of values."""
-        return first_rows(values, self.n_packed)
+        return self.runner.backward(backward_pass, saved, incoming, self.state)
 
 
 def read_counts(traced: TracedCall, arena: Tensor, *, on_gpu: bool) -> tuple[list[int] | None, int | None]:
-    """Returns ``needed`` and ``n_packed`` of :class:`ForwardResult`. Waits for the device, unless both are None."""
-    if not traced.is_exact and not traced.is_packed:
+    """Returns ``needed`` and ``n_packed`` of :class:`.ForwardState`. Waits for the device, unless both are None."""
+    if not traced.counts_lists and not traced.is_packed:
         return None, None
     needed = traced.needed.of(arena).tolist() if on_gpu else list(_integers_on_cpu(traced.needed, arena))
-    return needed if traced.is_exact else None, Capacities(*needed[:-1]).rows if traced.is_packed else None
+    return needed if traced.counts_lists else None, Capacities(*needed[:-1]).rows if traced.is_packed else None
 
 
 def _integers_on_cpu(view: View, base: Tensor) -> ctypes.Array[ctypes.c_int64]:
@@ -170,21 +152,22 @@ class ReplayedCall:
         tensors: The inputs.
 
     Attributes:
-        needed: See :class:`ForwardResult`.
+        state: Of the forward pass.
     """
 
     def __init__(self, runner: Runner, tensors: Sequence[Tensor]) -> None:
         self._runner, self._tensors = runner, tensors
-        self._bases, self.needed, self._lent, self._n_packed, self._read_n_slots = runner.forward(tensors)
+        self._bases, self.state = runner.forward(tensors)
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
-        return saved_tensor(view, self._bases, self._lent)
+        return self.state.tensor(view, self._bases)
 
     def overflows(self) -> bool:
         """Returns whether lists did not fit. Only on a CPU."""
         needed = self._runner.traced.needed
-        arena = self._bases[needed.base] if self._lent is None else self._lent.memory
+        lent = self.state.lent
+        arena = self._bases[needed.base] if lent is None else lent.memory
         return _integers_on_cpu(needed, arena)[-1] != 0
 
     def results(self) -> tuple[Any, ...]:
@@ -192,8 +175,8 @@ class ReplayedCall:
         traced, bases = self._runner.traced, self._bases
         images = [None if view is None else tensor_of_view(view, bases) for view in traced.images]
         view = traced.means2d
-        if self._n_packed is not None:
-            view = view._replace(shape=torch.Size([self._n_packed, 2]), is_base=False)
+        if self.state.n_packed is not None:
+            view = view._replace(shape=torch.Size([self.state.n_packed, 2]), is_base=False)
         means2d = tensor_of_view(view, bases)
         gradient_2dgs = None
         if traced.gradient_2dgs is not None:
@@ -207,7 +190,7 @@ class ReplayedCall:
         for name, i in traced.in_meta.items():
             values[name] = images[i]
         meta_bases = {i: bases[i] for i in traced.meta_bases}
-        source = MetaSource(traced, meta_bases, self._lent, self.needed, self._n_packed, carrier)
+        source = MetaSource(traced, meta_bases, self.state, carrier)
         return *images[: traced.n_images], Meta(values, lazy_values(traced), source, traced.meta_keys)
 
     def _connect(
@@ -216,7 +199,7 @@ class ReplayedCall:
         """Connects images, in place, to the inputs by nodes of autograd. Returns the ``means2d``, and the carrier if
         there is one."""
         traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, gradient_2dgs]
-        context = _BackwardContext(self._runner, self._lent, self._n_packed, self._read_n_slots)
+        context = _BackwardContext(self._runner, self.state)
         links: list[Tensor | None] = []
         carrier = None
         if traced.means2d_backward is not None:
@@ -252,7 +235,7 @@ class _ToMeans2d(torch.autograd.Function):
         assert traced.means2d_backward is not None and traced.v_means2d is not None
         v_means2d_output, _ = traced.v_means2d
         if v_means2d is None:
-            v_means2d = context.rows(v_means2d_output.zeros(traced.device))
+            v_means2d = context.state.rows(v_means2d_output.zeros(traced.device))
         if v_carrier is None:
             v_carrier = traced.v_carrier.zeros(traced.device)
         results = context.run(traced.means2d_backward, saved, (v_means2d, v_carrier))
@@ -292,12 +275,12 @@ class _ToImages(torch.autograd.Function):
         v_links: list[Tensor | None] = []
         if traced.v_means2d is not None:
             (v_means2d, is_needed), v_carrier = traced.v_means2d, traced.v_carrier
-            v_links = [context.rows(results[v_means2d.base]) if is_needed else None, results[v_carrier.base]]
+            v_links = [context.state.rows(results[v_means2d.base]) if is_needed else None, results[v_carrier.base]]
         for i, gradient in zip(backward_pass.inputs, _gradients(backward_pass, results, traced.handed_over)):
             if i == ABSGRAD:
-                ctx.means2d.absgrad, gradient = None if gradient is None else context.rows(gradient), None
+                ctx.means2d.absgrad, gradient = None if gradient is None else context.state.rows(gradient), None
             elif i == traced.n_inputs and gradient is not None:  # of ``gradient_2dgs``
-                gradient = context.rows(gradient)
+                gradient = context.state.rows(gradient)
             v_links.append(gradient)
         return None, None, None, None, *v_links
 

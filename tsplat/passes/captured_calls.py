@@ -17,7 +17,7 @@ from torch import Tensor
 from ..runtime.cuda_graphs import GraphRecorder
 from .calls import ForwardResult, read_counts
 from .replay import Pass
-from .replayed_meta import LentArena
+from .replayed_meta import ForwardState, LentArena
 from .traced_calls import BackwardPass, TracedCall, copy_with_layout
 
 
@@ -77,18 +77,17 @@ class GraphRunner:
             outputs = _copies([memory[output.base] for output in traced.outputs])
             bases: list[Any] = [*tensors, *outputs, None]
             lent.values = [bases[base] for base in self._restored]
-        return ForwardResult(bases, needed, lent, n_packed)
+        return ForwardResult(bases, ForwardState(needed, n_packed, lent))
 
     def backward(
         self,
         backward_pass: BackwardPass,
         _saved: Sequence[Tensor | None],
         incoming: Sequence[Tensor],
-        lent: LentArena | None,
-        n_packed: int | None,
-        _read_n_slots: Callable[[], int] | None,
+        state: ForwardState,
     ) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`.ReplayRunner.backward`."""
+        lent = state.lent
         assert lent is not None
         is_second = backward_pass is not self.traced.images_backward
         with self._lock:
@@ -101,8 +100,8 @@ class GraphRunner:
                 torch._foreach_copy_([self._memory[base] for base in restored], [lent.memory, *lent.values])
                 lent.memory = self._memory[self.traced.saved_arena.base]
             targets = [self._memory[base] for base in backward_pass.incoming]
-            if is_second and n_packed is not None:
-                targets[0] = targets[0][:n_packed]  # means2d, whose memory is that of a capacity
+            if is_second:
+                targets[0] = state.rows(targets[0])  # means2d, whose memory is that of a capacity
             torch._foreach_copy_(targets, list(incoming))
             (self._of_means2d if is_second else self._of_images)()
             bases = backward_pass.results if is_second else self._results

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..precision import full_precision
 from ..runtime.bundles import map_tree
-from ..runtime.tracing import Constant, Launch, NumpyCall, Operator, Step, TracedTensor, Zeros
+from ..runtime.tracing import Constant, Launch, NumpyCall, Step, TorchCall, TracedTensor, Zeros
 from .arenas import SPECIALIZED_ALIGNMENT, Bases, View
 
 Run = Callable[[], object]
@@ -181,10 +181,10 @@ class Pass:
             return _zero(self._view(step.tensor))
         if isinstance(step, Constant):
             return _copy(self._view(step.tensor), step.values)
-        assert isinstance(step, Operator)
+        assert isinstance(step, TorchCall)
         return self._operator(step)
 
-    def _operator(self, step: Operator) -> Bind:
+    def _operator(self, step: TorchCall) -> Bind:
         function, args, kwargs = step.function, self._views(step.args), self._views(step.kwargs)
         results = self._views(step.results)
         out_overload = _out_overload(function, len(results)) if results else None

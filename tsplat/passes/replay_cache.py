@@ -82,7 +82,7 @@ class CacheEntry:
         options: Their options; None before the first call.
         capacities: Of the lists of their passes; None before the first call.
         min_capacities: Those of the last trace, which were too small; the next one has no less. None at first.
-        v_strides: Strides of the gradients of images that the first call got, by their numbers; of others C order.
+        v_strides: Strides of incoming image gradients, by image index, as seen in the first call; C order if absent.
         runner: Runs their passes; None before they are traced.
     """
 
@@ -171,12 +171,12 @@ class ReplayCache:
                 raise
             return None  # the stages may need less, or render in bands
         traced = runner.traced
-        if not traced.is_exact:
+        if not traced.counts_lists:
             # On a CPU, it is known at once whether lists fitted.
             if traced.on_gpu or are_checks_deferred() or call.overflows():
                 check_replayed(call.tensor(traced.needed), traced.capacities)
-        elif call.needed is not None and call.needed[-1]:
-            needed, too_small = Capacities(*call.needed[:-1]), entry.capacities
+        elif call.state.needed is not None and call.state.needed[-1]:
+            needed, too_small = Capacities(*call.state.needed[:-1]), entry.capacities
             entry.capacities, entry.min_capacities, entry.runner = capacities_for(needed, too_small), too_small, None
             return None
         return call.results()
@@ -222,13 +222,13 @@ class ReplayCache:
     def _trace(self, entry: CacheEntry, arguments: dict[str, Any]) -> TracedCall | None:
         """Traces a call, with capacities for what its lists need; returns None if that fails."""
         assert entry.capacities is not None and entry.options is not None
-        is_exact = entry.options.capacity is None
+        counts_lists = entry.options.capacity is None
         try:
             with DeferredSignals():  # or checks after an interrupt would stay deferred
-                if is_exact:
+                if counts_lists:
                     entry.capacities = capacities_for(self._measure(entry.capacities, arguments), entry.min_capacities)
                 arguments = with_capacities(arguments, entry.capacities)
-                return TracedCall(self._function, arguments, entry.v_strides, is_exact=is_exact)
+                return TracedCall(self._function, arguments, entry.v_strides, counts_lists=counts_lists)
         except Exception as error:  # what cannot be traced runs the stages
             entry.is_replayable = False
             logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)

@@ -31,15 +31,31 @@ class LentArena:
         self.memory, self.values = memory, list[Tensor]()
 
 
-def first_rows(values: Tensor, n_packed: int | None) -> Tensor:
-    """Returns the values of packed rows, which are the first ones of a capacity; all if rows are not packed."""
-    return values if n_packed is None else values[:n_packed]
+class ForwardState(NamedTuple):
+    """Holds what is known after a forward pass, without its bases, which autograd frees after a backward pass.
 
+    Attributes:
+        needed: The sizes that lists needed: spans, intersections, entries, chunks and packed rows; and 1 if any
+            exceeded its capacity. None if the caller gave a capacity.
+        n_packed: The number of packed rows, the first ones of tensors of rows; None if rows are not packed.
+        lent: The saved arena, if a later call may take its memory. Otherwise it is one of the bases.
+        read_n_slots: Waits for the forward pass, and returns how many slots the backward pass of images needs, see
+            :attr:`.BackwardPass.slots`; None if that allocates all of them: on a CPU, in graphs, and for few entries.
+    """
 
-def saved_tensor(view: View, bases: Any, lent: LentArena | None) -> Tensor:
-    """Returns the tensor of a view, whose base is None if it is an arena that is lent."""
-    base = bases[view.base]
-    return view.of(lent.memory if base is None and lent is not None else base)
+    needed: list[int] | None
+    n_packed: int | None
+    lent: LentArena | None = None
+    read_n_slots: Callable[[], int] | None = None
+
+    def rows(self, values: Tensor) -> Tensor:
+        """Returns the values of packed rows, which are the first ones of a capacity; all if rows are not packed."""
+        return values if self.n_packed is None else values[: self.n_packed]
+
+    def tensor(self, view: View, bases: Any) -> Tensor:
+        """Returns the tensor of a view, whose base is None if it is an arena that is lent."""
+        base = bases[view.base]
+        return view.of(self.lent.memory if base is None and self.lent is not None else base)
 
 
 class MetaSource(NamedTuple):
@@ -48,27 +64,19 @@ class MetaSource(NamedTuple):
     Attributes:
         traced: What was replayed.
         bases: The bases of the forward pass that it reads, by number.
-        lent: The saved arena, in place of the base, if a later call may take its memory; otherwise None.
-        needed: The sizes that lists needed, and 1 if any exceeded its capacity; None with a capacity of the caller.
-        n_packed: The number of packed rows, the first ones of tensors of rows; None if rows are not packed.
-        carrier: The tensor that stands in autograd for all that images depend on besides ``means2d``; None without
-            gradients.
+        state: See :class:`ForwardState`.
+        carrier: The tensor that stands in autograd for all that images depend on besides ``means2d``, see `calls`;
+            None without gradients.
     """
 
     traced: TracedCall
     bases: dict[int, Any]
-    lent: LentArena | None
-    needed: list[int] | None
-    n_packed: int | None
+    state: ForwardState
     carrier: Tensor | None
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
-        return saved_tensor(view, self.bases, self.lent)
-
-    def rows(self, values: Tensor) -> Tensor:
-        """Returns :func:`first_rows` of values."""
-        return first_rows(values, self.n_packed)
+        return self.state.tensor(view, self.bases)
 
 
 @functools.lru_cache(maxsize=64)
@@ -82,9 +90,9 @@ def _row(name: str, source: MetaSource) -> Tensor:
     """Returns a value that each row has."""
     traced = source.traced
     # A view would keep the whole arena, and the backward pass would see changes to it.
-    value = source.rows(source.tensor(traced.rows[name])).clone()
+    value = source.state.rows(source.tensor(traced.rows[name])).clone()
     if name in traced.v_row and source.carrier is not None:
-        row: Tensor = apply(_Row, traced, name, source.n_packed, value, source.carrier)
+        row: Tensor = apply(_Row, traced, name, source.state, value, source.carrier)
         return row
     return value
 
@@ -97,7 +105,8 @@ def _meta_inputs(source: MetaSource) -> MetaInputs:
     """Returns what ``meta`` describes."""
     inputs: MetaInputs = map_tree(source.traced.meta_inputs, View, source.tensor)
     intersections: Any = _ReplayedIntersections(source, inputs.intersections)
-    projected, received = inputs.projected.map_rows(source.rows), inputs.received.map_rows(source.rows)
+    rows = source.state.rows
+    projected, received = inputs.projected.map_rows(rows), inputs.received.map_rows(rows)
     return inputs._replace(projected=projected, received=received, intersections=intersections)
 
 
@@ -107,8 +116,10 @@ class _ReplayedIntersections:
     def __init__(self, source: MetaSource, whole: Any) -> None:
         self._whole: Intersections = whole
         self.bands, self.budget = source.traced.bands, copy.copy(source.traced.budget)
-        self._has_capacity = source.needed is None and source.n_packed != 0
-        spans, self.n_intersections, *_ = source.traced.capacities if self._has_capacity else source.needed or [0, 0]
+        # As in the stages, a call without packed rows has no capacity.
+        needed, n_packed = source.state.needed, source.state.n_packed
+        self._has_capacity = needed is None and n_packed != 0
+        spans, self.n_intersections, *_ = source.traced.capacities if self._has_capacity else needed or [0, 0]
         self.budget.admit(spans, self.n_intersections)
 
     def trimmed(self) -> Intersections:
@@ -124,9 +135,9 @@ class _Row(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, traced: TracedCall, name: str, n_packed: int | None, value: Tensor, _carrier: Tensor
+        ctx: Any, traced: TracedCall, name: str, state: ForwardState, value: Tensor, _carrier: Tensor
     ) -> Tensor:
-        ctx.traced, ctx.name, ctx.n_packed = traced, name, n_packed
+        ctx.traced, ctx.name, ctx.state = traced, name, state
         return value.view_as(value)
 
     @staticmethod
@@ -134,6 +145,6 @@ class _Row(torch.autograd.Function):
     def backward(ctx: Any, _saved: tuple[Tensor, ...], v: Tensor) -> Gradients:
         v_carrier = ctx.traced.v_carrier.zeros(v.device)
         view: View = ctx.traced.v_row[ctx.name]
-        target = first_rows(view.of(v_carrier), ctx.n_packed)
+        target = ctx.state.rows(view.of(v_carrier))
         target.copy_(v.reshape(target.shape))
         return None, None, None, None, v_carrier

@@ -24,11 +24,11 @@ from ..stages.meta import MetaInputs
 from .arenas import (
     FOREVER,
     SPECIALIZED_ALIGNMENT,
+    AllocatedBase,
     Arena,
+    ArenaSlots,
     Bases,
     Lifetime,
-    Output,
-    Slots,
     View,
     add_arena,
     add_arena_with_tail,
@@ -42,7 +42,7 @@ from .arenas import (
 )
 from .replay import Pass, runs_on_gpu
 
-ROWS = {"depths": "depths", "opacities": "opacities", "conics": "shapes", "ray_transforms": "shapes",
+ROW_FIELDS = {"depths": "depths", "opacities": "opacities", "conics": "shapes", "ray_transforms": "shapes",
         "normals": "normals"}  # fmt: skip
 """Values of ``meta`` that have gradients of their own, and the fields of ``ProjectedGaussians`` that have them."""
 
@@ -69,10 +69,10 @@ class BackwardPass(NamedTuple):
     steps: Pass
     inputs: list[int]
     gradients: list[View | None]
-    outputs: list[Output]
+    outputs: list[AllocatedBase]
     zeroed: tuple[int, int] | None
     scratch: Arena
-    slots: Slots | None
+    slots: ArenaSlots | None
     saved: list[int]
     incoming: list[int]
 
@@ -96,7 +96,7 @@ class _ForwardTrace(NamedTuple):
     """The results of a function that was traced.
 
     Attributes:
-        images: What the function returned but ``meta``, and behind that the images in ``meta``.
+        images: What the function returned but ``meta``, and after that the images in ``meta``.
         n_images: The number of the former.
         in_meta: For each image in ``meta``, its number.
         values: The values of ``meta`` that are not computed when they are read.
@@ -204,7 +204,9 @@ def _trace_backward(
     differentiable = {i: image for i, image in enumerate(images) if image is not None and image.requires_grad}
     roots = list(differentiable.values())
     v_images = [_zeros_like(root, v_strides.get(i)) for i, root in differentiable.items()]
-    rows = {name: getattr(forward.meta_inputs.projected, name) for name in set(ROWS.values())} | {"means2d": means2d}
+    rows = {name: getattr(forward.meta_inputs.projected, name) for name in set(ROW_FIELDS.values())} | {
+        "means2d": means2d
+    }
     rows = {name: row for name, row in rows.items() if row is not None and row.requires_grad}
     targets: dict[Any, Tensor] = {
         i: t for i, t in enumerate([*inputs, values.get("gradient_2dgs")]) if t is not None and t.requires_grad
@@ -266,11 +268,11 @@ class TracedCall:
         function: The rendering function, which runs the stages.
         arguments: Of a call with capacities for its lists (``with_capacities``).
         v_strides: Strides of gradients of images, by their numbers; of others C order.
-        is_exact: Whether the caller gave no capacity.
+        counts_lists: Whether calls wait for what lists need, because the caller gave no capacity.
 
     Attributes:
         capacities: Of its lists.
-        is_exact: As given.
+        counts_lists: As given.
         n_inputs: The number of tensors among the arguments. They are the first bases.
         device: Where it runs.
         on_gpu: As in :class:`_CallTrace`.
@@ -307,9 +309,9 @@ class TracedCall:
         arguments: dict[str, Any],
         v_strides: Mapping[int, tuple[int, ...]],
         *,
-        is_exact: bool,
+        counts_lists: bool,
     ) -> None:
-        self.is_exact = is_exact
+        self.counts_lists = counts_lists
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
             copies = {n: copy_with_layout(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
@@ -374,7 +376,7 @@ class TracedCall:
         first, second = call.steps[call.n_forward : call.split], call.steps[call.split :]
         self.v_images = [add_output(bases, v) for v in backward.v_images]
         self.v_views = [None if v.is_contiguous() else bases.view(v) for v in backward.v_images]
-        self.v_means2d: tuple[Output, bool] | None = None
+        self.v_means2d: tuple[AllocatedBase, bool] | None = None
         if (v_means2d := backward.v_means2d) is not None:
             output = add_output(bases, v_means2d)
             self.v_means2d = output, "means2d" not in backward.zeros
@@ -388,9 +390,11 @@ class TracedCall:
         if any(life.size % dtype.itemsize for life in handed_over):
             raise UnsupportedError("what goes from one backward pass to the other has another dtype than means2d")
         v_carrier, size, n_zeros = _arena_after_zeros(bases, zeros, handed_over)
-        self.v_carrier = Output(v_carrier, (max(size // dtype.itemsize, 1),), (1,), dtype)
+        self.v_carrier = AllocatedBase(v_carrier, (max(size // dtype.itemsize, 1),), (1,), dtype)
         self.handed_over = [] if self.v_means2d is None else [self.v_means2d[0].base, v_carrier]
-        self.v_row = {name: bases.view(backward.v_rows[row]) for name, row in ROWS.items() if row in backward.v_rows}
+        self.v_row = {
+            name: bases.view(backward.v_rows[row]) for name, row in ROW_FIELDS.items() if row in backward.v_rows
+        }
         if any(view.base != v_carrier for view in self.v_row.values()):
             raise UnsupportedError("a gradient of rows does not go to the inputs")
         self.zero = torch.zeros(1, dtype=dtype, device=forward.values["means2d"].device)
@@ -424,7 +428,7 @@ class TracedCall:
 
 def _add_scratch(
     bases: Bases, lifetimes: list[Lifetime], slot_usage: dict[int, tuple[TracedTensor, int]]
-) -> tuple[Arena, Slots | None]:
+) -> tuple[Arena, ArenaSlots | None]:
     """Adds the arena of a backward pass. Returns it, and the slots at its tail, of which a call uses a part only, if
     there are any."""
     tail = next((life for life in lifetimes if life.storage in slot_usage), None)
@@ -432,12 +436,12 @@ def _add_scratch(
         return add_arena(bases, lifetimes), None
     arena, offset = add_arena_with_tail(bases, [life for life in lifetimes if life is not tail], tail)
     n_used, slot_size = slot_usage[tail.storage]
-    slots = Slots(bases.view(n_used), arena.size, offset, slot_size)
+    slots = ArenaSlots(bases.view(n_used), arena.size, offset, slot_size)
     return Arena(arena.base, slots.arena_size(-(-tail.size // slot_size))), slots
 
 
 def _arena_after_zeros(bases: Bases, zeros: list[Tensor], handed_over: list[Lifetime]) -> tuple[int, int, int]:
-    """Adds a base for some storages behind those of zeros. Returns its number, its size, and that of the zeros, in
+    """Adds a base for some storages after those of zeros. Returns its number, its size, and that of the zeros, in
     bytes."""
     base, begin = bases.add(), 0
     sizes: list[int] = []

@@ -1,7 +1,7 @@
 """Bundles of tensors as the flat tensors that autograd takes, and back.
 
-A bundle is a NamedTuple, or a plain tuple, of tensors, None, bundles and other values. Nothing depends on the order of
-its fields, so that a field can be added in one place. A tree is a nest of tuples, lists and dictionaries.
+A bundle is a NamedTuple, or a plain tuple, of tensors, None, bundles and other values. The functions here go over all
+fields of a bundle, so that a new field needs no change of them. A tree is a nest of tuples, lists and dictionaries.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class MemoryBudget:
             self.limit = int(FREE_SHARE * free_memory(self.device))
         too_many = n_spans > INDEX_MAX or n_intersections > INTERSECTIONS_MAX
         if too_many or (self.limit is not None and needed > self.limit):
-            counted = f"{n_intersections:,} intersections" if n_intersections else f"{n_spans:,} Gaussians"
+            counted = f"{n_intersections:,} intersections" if n_intersections else f"{n_spans:,} spans of tile rows"
             cause = "are more than 32-bit indices hold"
             if not too_many:
                 cause = f"need {_bytes(needed)}, budget {_bytes(self.limit or 0)}"

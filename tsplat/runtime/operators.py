@@ -249,7 +249,7 @@ class _Memory:
         return _Saved(_address(t), _offset(t), t.dtype, t.shape, t.stride())
 
     def outputs(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Returns outputs, and behind them what is saved and is no part of them or of inputs. None share memory."""
+        """Returns outputs, and after them what is saved and is no part of them or of inputs. None share memory."""
         taken = set(map(_address, self._inputs))
         owned: list[Tensor] = []
         for t in outputs:

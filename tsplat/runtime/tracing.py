@@ -68,7 +68,7 @@ class Launch(NamedTuple):
     values: tuple[Any, ...]
 
 
-class Operator(NamedTuple):
+class TorchCall(NamedTuple):
     """A call of an operator of PyTorch, and the tensors that it returned."""
 
     function: Callable[..., Any]
@@ -98,7 +98,7 @@ class Constant(NamedTuple):
     values: Tensor
 
 
-Step = Launch | Operator | NumpyCall | Zeros | Constant
+Step = Launch | TorchCall | NumpyCall | Zeros | Constant
 
 
 class Trace:
@@ -169,7 +169,7 @@ class Trace:
     def _observe_launches(self, observer: Callable[[Any, int, dict[str, Any]], None] | None) -> None:
         """Records the launches of this thread from now on, and still calls an observer of launches."""
         from ..kernels import launch
-        from ..triton_cpu import leaves as flat_leaves
+        from ..triton_cpu import flat_arguments
 
         thread = threading.get_ident()
         observed: list[tuple[Any, dict[str, Any]]] = []
@@ -185,7 +185,7 @@ class Trace:
                 return True
             kernel, arguments = observed.pop()
             names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
-            flat = [leaf for name in names for leaf in flat_leaves(arguments[name])]
+            flat = [leaf for name in names for leaf in flat_arguments(arguments[name])]
             flat = [leaf if isinstance(leaf, Tensor) else value for leaf, value in zip(flat, values, strict=True)]
             with torch._C.DisableTorchFunction():
                 self.steps.append(Launch(run, n_programs, self.symbolic(tuple(flat))))
@@ -273,9 +273,9 @@ class _Operators(TorchDispatchMode):
         elif name in ZEROS:
             trace.steps.append(Zeros(symbolic(result)))
         elif function._schema.is_mutable:
-            trace.steps.append(Operator(function, symbolic(args), symbolic(kwargs), []))
+            trace.steps.append(TorchCall(function, symbolic(args), symbolic(kwargs), []))
         elif name not in ALLOCATIONS and is_new:
-            trace.steps.append(Operator(function, symbolic(args), symbolic(kwargs), symbolic(results)))
+            trace.steps.append(TorchCall(function, symbolic(args), symbolic(kwargs), symbolic(results)))
         elif is_new and not trace.runs_kernels:
             result.zero_()
 

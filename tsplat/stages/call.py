@@ -162,8 +162,8 @@ class Call:
 
     def explain_memory(self) -> str:
         """Returns the likely cause of too many intersections."""
-        means, _, scales, covars, *_ = in_dtype(self.gaussians(), self.dtype)
-        return explain_sizes(means, scales, covars)
+        gaussians = in_dtype(self.gaussians(), self.dtype)
+        return explain_sizes(gaussians.means, gaussians.scales, gaussians.covars)
 
     def image_backgrounds(self) -> Tensor | None:
         """Returns the backgrounds [I, D] in the compute dtype, as far as they are rendered."""

@@ -10,18 +10,15 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import Capacities
+from ..config import Capacities, Capacity
 from ..data import Intersections, TileGrid
 from ..errors import CapacityError
 from .agreement import Ranks
-
-Capacity = int | Capacities | Literal["auto"] | None
-"""Those of each list are known for passes only."""
 
 HEADROOM = 1.5
 """Capacity that ``"auto"`` chooses, as a multiple of what calls needed."""

@@ -22,7 +22,7 @@ from ..data import (
     Splats,
     sum_by_id,
 )
-from ..output_maps import front_channels, split_channels
+from ..output_maps import leading_channels, split_channels
 from ..precision import full_precision
 from ..runtime.autograd import apply, once_differentiable
 from ..runtime.backend import launchers
@@ -50,19 +50,20 @@ class _Inputs(NamedTuple):
 
 
 N_ARGUMENTS = 4
-"""Number of arguments of ``_Composite`` before the tensors, which are those of its first argument, flattened."""
+"""Number of arguments of ``_Composite`` before the tensors, which fill the structure of inputs that comes first."""
 
 
 class _Composite(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        inputs: _Inputs,
+        inputs_structure: _Inputs,
         n_images: int,
         bands: Iterable[Intersections],
         settings: CompositingSettings,
-        *_tensors: Tensor | None,
+        *input_tensors: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        inputs: _Inputs = restore(inputs_structure, input_tensors)
         splats, means2d = inputs.flat_splats(), inputs.splats.means2d
         size = (n_images, settings.camera.height, settings.camera.width)
         buffers = RenderBuffers(
@@ -116,7 +117,7 @@ class _Composite(torch.autograd.Function):
         inputs, transmittances, last_ids, depth_sums, whole, lists = restore(ctx.saved, saved)
         needs: _Inputs = restore(structure(inputs), ctx.needs_input_grad[N_ARGUMENTS:])  # booleans
         splats, backgrounds, rays = inputs.flat_splats(), inputs.backgrounds, inputs.rays
-        means2d, _, opacities, colors, depths, color_ids = inputs.splats
+        means2d, colors, depths = inputs.splats.means2d, inputs.splats.colors, inputs.splats.depths
         settings: CompositingSettings = ctx.settings
         n_features = splats.n_features
         if v_render_colors is None:
@@ -132,7 +133,7 @@ class _Composite(torch.autograd.Function):
         v_splats: SplatGradients | None = None
         for intersections in bands:
             if intersections.gaussian_major is None:
-                gaussian_major = _gaussian_major(intersections.flatten_ids, opacities.numel())
+                gaussian_major = _gaussian_major(intersections.flatten_ids, splats.opacities.numel())
                 intersections = intersections._replace(gaussian_major=gaussian_major)
             v_splats = kernels.composite_bwd(
                 splats,
@@ -154,8 +155,8 @@ class _Composite(torch.autograd.Function):
         v_colors, v_depths, v_backgrounds = None, None, None
         if colors is not None:
             v_colors = v_splats.v_features if depths is None else v_splats.v_features[:, :n_colors]
-            if color_ids is not None:
-                v_colors = sum_by_id(v_colors, color_ids, colors.shape[0], unique=len(transmittances) == 1)
+            if splats.color_ids is not None:
+                v_colors = sum_by_id(v_colors, splats.color_ids, colors.shape[0], unique=len(transmittances) == 1)
             if v_colors.dtype != colors.dtype:
                 v_colors = v_colors.to(colors.dtype)
         if depths is not None:
@@ -207,8 +208,8 @@ def composite(
     """Composites projected Gaussians into maps.
 
     Args:
-        splats: ``means2d`` may have more leading dimensions, and is the tensor that gets ``.absgrad``. Colors are
-            behind the features of ``settings.outputs``.
+        splats: ``means2d`` may have more leading dimensions, and is the tensor that gets ``.absgrad``. Colors
+            come after the features of ``settings.outputs``.
         backgrounds: [I, D] or None; depth has background 0.
         masks: [I, tiles] bool or None; tiles that are false show the background.
         n_images: I.
@@ -227,7 +228,8 @@ def composite(
         None if masks is None else masks.contiguous(),
         None if rays is None else rays._replace(per_pixel=rays.per_pixel.contiguous()),
     )
-    channels, alphas, rows = apply(_Composite, inputs, n_images, bands, settings, *flatten(inputs))
+    inputs_structure, tensors = split(inputs)
+    channels, alphas, rows = apply(_Composite, inputs_structure, n_images, bands, settings, *tensors)
     maps = split_channels(channels, settings.outputs) | {"alphas": alphas}
     return maps if rows is None else maps | {"median_rows": rows}
 
@@ -248,20 +250,20 @@ def composite_outputs(
     Args:
         backgrounds: Of the colors, [I, D], or None. D may be 0.
     """
-    n_front, rest = front_channels(settings.outputs), (masks, n_images, bands)
+    n_leading, rest = leading_channels(settings.outputs), (masks, n_images, bands)
     if settings.hits and not settings.planes:
         assert splats.depths is not None
         splats = splats._replace(depths=splats.depths.detach())  # distances take their place
     is_walked = settings.normals or settings.hits or settings.distortion
     if splats.n_features <= WALKED_MAX or not is_walked:
-        if backgrounds is not None and n_front:
-            backgrounds = torch.nn.functional.pad(backgrounds, (n_front, 0))
+        if backgrounds is not None and n_leading:
+            backgrounds = torch.nn.functional.pad(backgrounds, (n_leading, 0))
         if backgrounds is not None and not backgrounds.shape[-1]:
             backgrounds = None
         return composite(splats, backgrounds, *rest, settings, rays)
     assert splats.colors is not None
-    walked = splats._replace(colors=splats.colors[:, :n_front] if n_front else None)
-    others = splats._replace(colors=splats.colors[:, n_front:])
+    walked = splats._replace(colors=splats.colors[:, :n_leading] if n_leading else None)
+    others = splats._replace(colors=splats.colors[:, n_leading:])
     if settings.hits:
         others = others._replace(depths=None)
     elif not settings.distortion:

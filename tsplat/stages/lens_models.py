@@ -36,6 +36,7 @@ from ..arguments import (
 )
 from ..config import (
     CAMERA_MODELS,
+    LENS_COEFFICIENTS,
     MAGNITUDE_MAX,
     FThetaPolynomialType,
     Numerics,
@@ -48,7 +49,6 @@ from ..errors import ArgumentError, ShapeError
 from ..formulas.panorama_angles import full_panorama
 from ..formulas.rotations import quaternions
 from ..kernels_torch.lenses import LENSES
-from ..kernels_torch.lenses.interface import N_COEFFICIENTS
 from ..kernels_torch.shutters import Path, path_of
 from ..kernels_torch.validation import camera_centers
 from ..runtime.tracing import is_tracing
@@ -219,7 +219,7 @@ def add_lens(
     if end is not None:
         cameras = cameras._replace(shutter=_path(cameras.viewmats.to(end.dtype), end, settings.numerics))
     if given or (windshield is not None and cameras.lens is None):
-        zeros = cameras.viewmats.new_zeros(*batch, n_cameras, N_COEFFICIENTS, dtype=dtype)
+        zeros = cameras.viewmats.new_zeros(*batch, n_cameras, LENS_COEFFICIENTS, dtype=dtype)
         cameras = cameras._replace(lens=LENSES[model].pack(given, zeros))
     return cameras if windshield is None else _add_windshield(cameras, windshield)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import Capacities
+from ..config import Capacities, Size
 from ..data import N_NEEDED, GaussianMajor, Intersections, IntersectionSettings, Limit, ScreenGaussians, Spans, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
 from ..runtime.backend import launchers
@@ -22,9 +22,6 @@ from ..runtime.tracing import numpy_step
 
 Band = tuple[int, int]
 """A band: its first flat tile row, and the one after its last."""
-
-SPANS, INTERSECTIONS = Capacities._fields.index("spans"), Capacities._fields.index("intersections")
-"""Elements of ``Capacities``."""
 
 RADIX_MIN = 32_768
 """Number of integers from which PyTorch sorts by radix."""
@@ -99,7 +96,7 @@ def find_spans(
 
     rows, first_tile_rows, n_tile_rows = kernels.tile_rows(screen, grid, band, settings)
     spans_bound = n_rows * min(grid.tile_height, band[1] - band[0])
-    span_starts, total = prefix_sum(n_tile_rows, spans_bound, SPANS)
+    span_starts, total = prefix_sum(n_tile_rows, spans_bound, Size.SPANS)
     unread_max = kernels.max_unread_spans(screen.depth_order) if budget is None or budget.limit is None else 0
     if capacities is not None:
         n_spans = capacities.spans
@@ -111,7 +108,7 @@ def find_spans(
     positions, first_columns, n_columns = kernels.tile_columns(
         screen, grid, rows, first_tile_rows, span_starts, n_spans, settings
     )
-    isect_starts, total = prefix_sum(n_columns, n_spans * grid.tile_width, INTERSECTIONS)
+    isect_starts, total = prefix_sum(n_columns, n_spans * grid.tile_width, Size.INTERSECTIONS)
     if capacities is not None:
         n_intersections = capacities.intersections
     elif read_n_intersections is None:

@@ -227,7 +227,7 @@ def describe_reference(call: Call, rendering: Any) -> dict[str, Any]:
         "batch_ids": None,
         "camera_ids": None,
         "gaussian_ids": None,
-        **{name: getattr(projection, name) for name in ROWS},
+        **{name: getattr(projection, name) for name in ROW_NAMES},
         "width": options.width,
         "height": options.height,
         "n_batches": math.prod(call.batch),
@@ -237,7 +237,7 @@ def describe_reference(call: Call, rendering: Any) -> dict[str, Any]:
     }
 
 
-ROWS = ("radii", "means2d", "depths", "conics", "opacities")
+ROW_NAMES = ("radii", "means2d", "depths", "conics", "opacities")
 """Values of ``meta`` that each projected Gaussian has."""
 
 
@@ -249,7 +249,7 @@ def _sizes_are_known(a: Arguments) -> bool:
 def _names(a: Arguments) -> tuple[tuple[str, ...], tuple[str, ...]]:
     asked = [output for output in (EXTRA_SIGNALS, *ON_REQUEST) if _is_given(a[output.argument])]
     images = ("render_colors", "render_alphas", *[output.meta for output in asked])
-    return images, (*ROWS, "overflow") if a["validate"] == "off" else (*ROWS, "n_invalid", "overflow")
+    return images, (*ROW_NAMES, "overflow") if a["validate"] == "off" else (*ROW_NAMES, "n_invalid", "overflow")
 
 
 def _is_given(value: Any) -> bool:
@@ -288,4 +288,4 @@ def _rows(projected: ProjectedGaussians) -> dict[str, Tensor]:
         shape = projected.means2d.shape[:-1]
         radii, conics = radii.view(*shape, 2), conics.view(*shape, conics.shape[-1])
         depths, opacities = depths.view(shape), opacities.view(shape)
-    return dict(zip(ROWS, (radii, projected.means2d, depths, conics, opacities)))
+    return dict(zip(ROW_NAMES, (radii, projected.means2d, depths, conics, opacities)))

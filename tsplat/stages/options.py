@@ -18,7 +18,6 @@ from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..kernels_torch.lenses import LENSES
 from ..output_maps import DEPTHS, HITS, OF_SURFELS, ON_REQUEST, PLANE_DEPTHS, Output
-from .capacity import Capacity
 from .eval3d import ray_footprint
 from .lens_models import check_camera_model, check_unscented, name_of
 from .lidars import MARGIN, LidarLayout, check_lidar
@@ -78,7 +77,7 @@ def _one_of(*choices: object) -> Callable[[str, Any], Any]:
 
 
 def _check_degree(_: str, value: Any) -> Any:
-    """Returns an int; what is none is checked with the coefficients."""
+    """Returns an int. A value that is not an integer is rejected later, with the coefficients."""
     degree = to_int(value)
     return value if degree is None else degree
 
@@ -87,7 +86,7 @@ def _check_bytes(name: str, value: Any) -> int | None:
     return None if value is None else check_size(name, value)
 
 
-def _check_capacity(name: str, value: Any) -> Capacity:
+def _check_capacity(name: str, value: Any) -> config.Capacity:
     is_sized = isinstance(value, config.Capacities) or (isinstance(value, str) and value == "auto")
     return value if is_sized else _check_bytes(name, value)
 
@@ -157,7 +156,7 @@ class Options(NamedTuple):
         ),
     ] = None
     capacity: Annotated[
-        Capacity,
+        config.Capacity,
         _option(
             _check_capacity,
             is_local=True,
@@ -177,6 +176,8 @@ class Options(NamedTuple):
     def of(cls, arguments: Mapping[str, Any], *, surfels: bool) -> "Options":
         """Returns the options among the arguments of a rendering function."""
         given = {name: arguments[name] for name in cls._fields if name in arguments}
+        if not surfels and given["tile_size"] is None:
+            given["tile_size"] = choose_tile_size(given["width"], given["height"], given["with_eval3d"])
         if "rolling_shutter" in given:
             given["rolling_shutter"] = name_of(given["rolling_shutter"])
         return cls(**given, surfels=surfels)

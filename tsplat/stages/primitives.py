@@ -24,7 +24,7 @@ from .surfel_pixels import composite_surfels, with_screen_gradient
 def with_shapes(
     call: Call, gaussians: Gaussians3D, cameras: Cameras, projected: ProjectedGaussians, features: Features
 ) -> tuple[ProjectedGaussians, Features, dict[str, Tensor]]:
-    """Returns projected Gaussians with the shapes of their footprint, and features with those of outputs in front.
+    """Returns projected Gaussians with the shapes of their footprint, and features with those of outputs first.
 
     The third is what ``meta`` has of these: of 2D Gaussians zeros ``gradient_2dgs``, for densification.
     """
@@ -40,7 +40,7 @@ def with_shapes(
 
 
 def with_outputs(features: Features, projected: ProjectedGaussians, outputs: tuple[Output, ...]) -> Features:
-    """Puts the features of outputs in front of those of each row."""
+    """Puts the features of outputs before those of each row."""
     front = [output.features(projected) for output in outputs if output.features is not None]
     if not front:
         return features
@@ -56,7 +56,7 @@ def composite_maps(
     """Composites the Gaussians of each tile, along the rays of these cameras with ``with_eval3d``.
 
     Returns:
-        Maps [..., C, H, W, channels] by name: ``colors``, with extra signals behind colors, and depth as the last
+        Maps [..., C, H, W, channels] by name: ``colors``, with extra signals after colors, and depth as the last
         channel, of surfels always; ``alphas``; and the outputs of the call.
     """
     options, settings, leading = call.options, call.settings.compositing, call.image_shape[:-2]

@@ -89,7 +89,7 @@ def evaluate_harmonics(
 def shade(
     call: Call, means: Tensor, centers: Tensor | None, projected: ProjectedGaussians, evaluated: Tensor | None
 ) -> Features:
-    """Computes the features of projected Gaussians: colors, if they are rendered, and extra signals behind them.
+    """Computes the features of projected Gaussians: colors, if they are rendered, and extra signals after them.
 
     Args:
         means, centers: [..., N, 3], camera centers [B, C, 3]; centers may be None without spherical harmonics.

@@ -26,7 +26,7 @@ def composite_surfels(
     """Composites projected surfels into maps of colors, alphas and :data:`OF_SURFELS`, by name.
 
     Args:
-        splats: With ray transforms as ``shapes``, normals in front of the colors of each row, and depths.
+        splats: With ray transforms as ``shapes``, normals before the colors of each row, and depths.
         backgrounds: Of the colors, [I, D], or also of the depths, [I, D + 1]; or None.
         masks, n_images, bands: As for ``composite``.
         settings: With :data:`OF_SURFELS`, and a footprint of surfels.
@@ -48,7 +48,7 @@ def composite_surfels(
     if settings.planes:
         medians = _plane_depths(splats, rows)
     else:
-        # The row behind the last has z = 0.
+        # The row after the last has z = 0.
         z = torch.nn.functional.pad(depths, (0, 1))
         medians = take_rows(z, torch.where(rows >= 0, rows, len(depths)).flatten().to(torch.int64))
     # In memory of its own, so that programs can change it in place.
@@ -63,7 +63,7 @@ def _plane_depths(splats: Splats, rows: Tensor) -> Tensor:
     assert splats.depths is not None
     height, width = rows.shape[1:]
     values = torch.cat([splats.shapes, splats.depths[:, None]], 1)
-    # The row behind the last is a finite one.
+    # The row after the last is a finite one.
     values = torch.nn.functional.pad(values, (0, 0, 0, 1), value=1.0)
     ids = torch.where(rows >= 0, rows, len(splats.depths)).flatten().to(torch.int64)
     values = take_rows(values, ids).view(*rows.shape, 10)

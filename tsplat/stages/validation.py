@@ -120,7 +120,8 @@ def raise_if_invalid(
     of zero norm; negative scales (exp missing); opacities outside [0, 1] (sigmoid missing); scales far larger than the
     scene (exp applied twice). Colors are per Gaussian, or per camera and Gaussian; coefficients if there is a degree.
     """
-    means, quats, scales, covars, opacities, _ = gaussians
+    means, quats, scales = gaussians.means, gaussians.quats, gaussians.scales
+    covars, opacities = gaussians.covars, gaussians.opacities
     assert opacities is not None
     per_camera = is_per_camera(colors, sh_degree, means.dim() - 2)
     kinds: tuple[tuple[str, Tensor | None, int, str, str], ...] = (

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..config import Capacities
+from ..config import Capacities, Capacity
 from ..errors import UnsupportedError
 from ..precision import full_precision
 from ..rendering import kind_of_call, render_views
@@ -19,7 +19,7 @@ from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
-from ..stages.capacity import Capacity, any_overflow, deferred, max_needed
+from ..stages.capacity import any_overflow, deferred, max_needed
 from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification
 from .exposure_gains import gains_of_points

@@ -38,7 +38,7 @@ from .errors import (
     UnsupportedMachineError,
     UnsupportedOperationError,
 )
-from .launcher import launch, leaves, prepare, untraced
+from .launcher import flat_arguments, launch, prepare, untraced
 from .target import check_machine, target_name
 from .threads import get_num_threads, set_num_threads, start_thread
 from .trial import check_compiler
@@ -52,9 +52,9 @@ __all__ = [
     "cache_problem",
     "check_compiler",
     "check_machine",
+    "flat_arguments",
     "get_num_threads",
     "launch",
-    "leaves",
     "prepare",
     "set_num_threads",
     "start_thread",

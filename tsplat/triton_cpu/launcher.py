@@ -259,7 +259,7 @@ class Launcher:
             formats = [
                 "0s" if kind == "constexpr" else SCALARS.get(kind, "Q")
                 for kinds, constant in zip(types.values(), self.constants) if not constant
-                for kind in leaves(kinds)
+                for kind in flat_arguments(kinds)
             ]  # fmt: skip
             kernel = CompiledKernel(machine.load(code, symbol, host_target()), formats)
             self.compiled[key] = kernel
@@ -308,9 +308,9 @@ def llvm_ir(kernel: JITFunction[Any], signature: Mapping[str, Any], constants: C
     return translate(ttir, symbol, name, triton.__version__, machine.triple(), host_target())
 
 
-def leaves(argument: Any) -> list[Any]:
+def flat_arguments(argument: Any) -> list[Any]:
     """Returns an argument, or its type; of a tuple, what is in it, in the order in which it is passed."""
-    return [leaf for field in argument for leaf in leaves(field)] if isinstance(argument, tuple) else [argument]
+    return [leaf for field in argument for leaf in flat_arguments(field)] if isinstance(argument, tuple) else [argument]
 
 
 def _constant_key(value: Any) -> tuple[str, str]:

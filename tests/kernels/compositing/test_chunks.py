@@ -170,7 +170,7 @@ def test_random_chunks_in_fp32_match_reference(chunk, cut_lists):
 @pytest.mark.parametrize("chunk", slow_after(1, [3, UNCUT]))
 def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(chunk, cut_lists, monkeypatch):
     from tsplat.kernels import compositing
-    from tsplat.kernels.compositing.footprints.ellipse import LARGE
+    from tsplat.kernels.compositing.footprints.interface import LARGE
 
     cut_lists(chunk)
     found, original = [], compositing.sum_slots

@@ -35,7 +35,7 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
 
     row         a projected Gaussian, as an index; rows of tiles or pixels are called tile rows and pixel rows
     record      what compositing reads of a row, side by side in memory: values of its footprint, opacity, features
-    footprint   what a kind of splat is at a pixel, see `footprints`; nothing else here depends on it
+    footprint   what a kind of splat is at a pixel; the other files know only what a `Footprint` says
     part        rectangle of a tile's pixels, composited by one program
     list        the rows that may reach a part, front to back
     entry       an element of a list; in the backward pass, a row and a slot

@@ -14,7 +14,6 @@ from .records import load_record
 from .slots import Layer, PartSlots, list_part
 from .tuning import walk_options
 from .walk_steps import (
-    NO_RAYS,
     OPACITY_VALUES,
     BandTask,
     Chunks,
@@ -336,7 +335,7 @@ def walk_bwd(
         chunks=chunks,
         v_slots=slots.v_slots,
         layer=layer._replace(first_positions=None),
-        rays=band.rays or NO_RAYS,
+        rays=band.rays_to_differentiate(),
         part_grid=band.part_grid(),
         BLOCK_HEIGHT=32 // shape.width if folds else shape.height,
         FOLD=folds,

@@ -19,7 +19,6 @@ from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .slots import Layer, PartSlots, list_part
 from .tuning import group_options
 from .walk_steps import (
-    NO_RAYS,
     BandTask,
     Chunks,
     Entries,
@@ -90,7 +89,7 @@ def _features_bwd_kernel(
     layer: "Layer",
     v_parts,  # [lists, blocks, WIDTH HEIGHT, CHANNELS]
     v_render_alphas,  # [I, height, width], or None for zero
-    v_slots,  # [n_entries, FOOTPRINT.SUMS + n_colors + depth + 2 ABSGRAD], output
+    v_slots,  # [slots, FOOTPRINT.SUMS + n_colors + depth + 2 ABSGRAD], output
     rays: "Rays",  # and output
     part_grid: "PartGrid",
     n_colors: "Int",
@@ -190,12 +189,12 @@ def _features_bwd_kernel(
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             for k in tl.static_range(GROUP):
-                transmittance, behind, weight, v_alpha = absorb_vjp(
+                transmittance, behind, weight, g_k = absorb_vjp(
                     transmittance, kth(alphas, k), behind, kth(v_weights, k), PRODUCTS.FAST
                 )
                 weights = set_kth(weights, k, weight)
                 e_k = kth(e, k)
-                g = set_kth(g, k, tl.where(e_k <= constant(PRODUCTS.LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
+                g = set_kth(g, k, tl.where(e_k <= constant(PRODUCTS.LOG2_ALPHA_MAX, e_k), g_k, 0.0))
             if rays.v_per_pixel is not None:
                 v_pixels = add_pixel_gradients(v_pixels, record, g, local, FOOTPRINT, GROUPED=True)
             # Sums over pixels: of the footprint, of slopes, and of features, W^T V
@@ -252,7 +251,7 @@ def features_bwd(
         v_parts=_by_part(v_colors, band),
         v_render_alphas=v_images.alphas,
         v_slots=slots.v_slots,
-        rays=band.rays or NO_RAYS,
+        rays=band.rays_to_differentiate(),
         part_grid=band.part_grid(),
         n_colors=splats.n_colors,
         WARPS=options["num_warps"],

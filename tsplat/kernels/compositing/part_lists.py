@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...config import ALPHA_MIN, Capacities
+from ...config import ALPHA_MIN, Size
 from ...data import NO_LIMIT, Intersections, Limit, PartLists
 from ..device_math import popcount, search_starts
 from ..launch import UNREAD_MAX, Int, approximate, has_ptx, is_compiled_for_cpu, kernel
@@ -38,9 +38,6 @@ CUT = 1.5
 
 ROUNDED_UP = 1 + 1 / CUT
 """The most chunks that the entries of one are cut into: each list that is cut may round one up."""
-
-ENTRIES, CHUNKS = Capacities._fields.index("entries"), Capacities._fields.index("chunks")
-"""Elements of ``Capacities``."""
 
 PADDING = tl.constexpr(4)
 """Entries of row 0 before the first list and after the last one. Walks load up to two of them ahead and do not
@@ -263,7 +260,7 @@ def list_parts(records: Tensor, band: BandTask, n_features: int, has_walk_ends: 
         n_chunks = max_chunks(n_entries, chunk)
         if capacities is not None:
             n_chunks = min(n_chunks, capacities.chunks)
-        limit = NO_LIMIT if capacities is None else Limit(needed, CHUNKS, n_chunks)
+        limit = NO_LIMIT if capacities is None else Limit(needed, Size.CHUNKS, n_chunks)
         chunk_starts = prefix_sums(counts[:-1], limit=limit)
     chunks: dict[str, Tensor] = {}
     if chunk_starts is not None and n_chunks > 0:
@@ -359,7 +356,7 @@ def _part_bits(records: Tensor, band: BandTask) -> tuple[Tensor, Tensor]:
     limit = NO_LIMIT
     if intersections.capacities is not None:
         entries = entries_per_intersection(band.parts_per_tile)
-        limit = Limit(intersections.needed, ENTRIES, intersections.capacities.entries * entries, entries)
+        limit = Limit(intersections.needed, Size.ENTRIES, intersections.capacities.entries * entries, entries)
     return bitmasks, prefix_sums(counts, limit=limit, bitmasks=bitmasks)
 
 

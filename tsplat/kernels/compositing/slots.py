@@ -27,7 +27,7 @@ from .. import launch
 from ..device_math import load_tuple, store_tuple
 from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, programs
 from ..scans import prefix_sums
-from .footprints.ellipse import LARGE
+from .footprints.interface import LARGE
 from .part_lists import BLOCK, PADDING, entry_index, entry_indices, number_of_entries, store_padding
 from .tuning import longest_first
 from .walk_steps import BandTask, Entries
@@ -153,7 +153,7 @@ def _layers_kernel(
         start = tl.load(slot_starts + tl.load(span_starts + middle, mask=mask, other=0), mask=mask, other=0)
         is_before = (start < layer * layer_size) & (middle < n_rows)
         low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
-    low = tl.where(layer == n_layers, n_rows, low)  # the last layer also has those without a slot behind all others
+    low = tl.where(layer == n_layers, n_rows, low)  # the last layer also has those without a slot, after all others
     tl.store(first_positions + layer, low, mask=mask & (tile == 0))
     start = tl.load(slot_starts + tl.load(span_starts + low, mask=mask, other=0), mask=mask, other=0)
     low, high = tl.load(isect_offsets + tile), tl.load(isect_offsets + tile + 1)

@@ -25,10 +25,11 @@ CPU_ROWS = 4
 
 SEVERAL_TILES, MANY_TILES = 700, 2500
 """Numbers of tiles below which parts are eighths of a tile and above which they are halves, on NVIDIA GPUs. More parts
-are more programs; larger parts share more of the work of a Gaussian."""
+are more programs; larger parts share more of the work of a Gaussian. On AMD GPUs, parts are whole tiles below FEW_TILES
+and above MANY_TILES, and otherwise halves."""
 
 FEW_TILES = 256
-"""Number of tiles below which chunks are shortest."""
+"""Number of tiles below which chunks are shortest, and on AMD GPUs parts are whole tiles."""
 
 CHUNKS = {FEW_TILES: 16, SEVERAL_TILES: 64, math.inf: 1024}
 """Entries of the chunks that long lists are cut into on GPUs, for numbers of tiles below the keys. Few tiles do not

@@ -57,7 +57,7 @@ class Chunks(NamedTuple):
     Attributes:
         products: [n_chunks, pixels of a part], see ``chunk_products``.
         transmittances, last_ids: [n_chunks, pixels of a part], T behind a chunk, negative where pixels have stopped;
-            int32, the last entry of each pixel.
+            int32, one past the last entry that each pixel passed.
         colors: [n_chunks, features, pixels of a part], from the first feature of a group of channels on.
         median_rows: [n_chunks, pixels of a part] int32.
         v_rays: [n_chunks, 6, pixels of a part], gradients of rays.
@@ -88,7 +88,7 @@ class ImageGradients(NamedTuple):
     """Gradients of images: an argument of kernels.
 
     Attributes:
-        colors: [I, height, width, D] of any strides, with that of distortion behind those of features.
+        colors: [I, height, width, D] of any strides, with that of distortion after those of features.
         alphas: [I, height, width, 1], or None for zero.
         image_stride, pixel_stride, channel_stride: Of colors. Pixel rows are ``width * pixel_stride`` apart.
     """
@@ -172,7 +172,7 @@ class Walk(NamedTuple):
 
     Attributes:
         FOOTPRINT, PART: What a splat is at a pixel; see :class:`Part`.
-        RECORD_WIDTH, COLORS, FEATURES: Values of a record, and which of them are colors, and colors or depth.
+        RECORD_WIDTH, COLORS, FEATURES: Numbers of values of a record, of colors among these, and of colors and depth.
         UNROLL, PREFETCH: How often the loop is unrolled, and by how many entries it prefetches; 0 for none.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha, and of T.
         FAST: Whether values are fp32 on an NVIDIA GPU. Kernels then use 16-byte loads, PTX and approximate
@@ -330,7 +330,7 @@ def begin_forward(
 
 @triton.jit
 def store_chunk(chunks, chunk, part_pixel, transmittance, last, mask, PIXELS: tl.constexpr):
-    """Stores where the walk of a chunk ended: T and the last entry of its pixels, by their index in the part."""
+    """Stores where the walk of a chunk ended: T and ``last_ids`` of its pixels, by their index in the part."""
     tl.store(chunks.transmittances + chunk * PIXELS + part_pixel, transmittance, mask=mask)
     if chunks.last_ids is not None:
         tl.store(chunks.last_ids + chunk * PIXELS + part_pixel, last, mask=mask)
@@ -338,7 +338,7 @@ def store_chunk(chunks, chunk, part_pixel, transmittance, last, mask, PIXELS: tl
 
 @triton.jit
 def store_list(images, walk_ends, pixel, index, start, transmittance, last, inside, is_whole):
-    """Stores where the walk of a whole list ended: T, alpha and the last entry of pixels, and the list's ``walk_ends``.
+    """Stores where the walk of a whole list ended: T, alpha and ``last_ids`` of pixels, and the list's ``walk_ends``.
 
     Args:
         images: See ``RenderBuffers``.
@@ -538,6 +538,10 @@ class BandTask(NamedTuple):
         """Returns the rays of pixels without their gradients, or a bundle of None."""
         return NO_RAYS if self.rays is None else self.rays._replace(v_per_pixel=None)
 
+    def rays_to_differentiate(self) -> Rays:
+        """Returns the rays of pixels with their gradients, or a bundle of None."""
+        return NO_RAYS if self.rays is None else self.rays
+
     def part_grid(self) -> PartGrid:
         """Returns which pixels the parts have."""
         camera, grid = self.settings.camera, self.grid
@@ -560,8 +564,7 @@ class BandTask(NamedTuple):
             distortion: Whether the channels end with the last one.
         """
         settings = self.settings
-        # The scalar registers of AMD GPUs do not hold several records of surfels with normals and depth.
-        unrolled = not (is_amd(records) and settings.footprint.startswith("surfel"))
+        unrolled = not (is_amd(records) and self.footprint.WIDE)
         return Walk(
             FOOTPRINT=find_footprint(settings.footprint, normals and settings.normals, hits and settings.hits),
             PART=self.part,

@@ -28,6 +28,9 @@ from .unscented import UNSCENTED
 
 BLOCK = 128
 
+NO_ROWS = ProjectedGaussians._make([None] * len(ProjectedGaussians._fields))
+"""Kernels get its fields for tensors that they do not write."""
+
 
 def _projector(settings: ProjectionSettings) -> Projector:
     if settings.surfels:
@@ -227,7 +230,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     if settings.packed and settings.row_capacity is None:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
         row_of = torch.empty(n_rows, dtype=torch.int32, device=means.device)
-        rows = ProjectedGaussians(n_cameras, n_gaussians, *[None] * 7, row_of=row_of)
+        rows = NO_ROWS._replace(n_cameras=n_cameras, n_gaussians=n_gaussians, row_of=row_of)
         _projection_fwd_kernel.launch_elementwise(
             n_rows, BLOCK, projected=rows, visible_out=visible, n_rows=n_rows, **arguments
         )

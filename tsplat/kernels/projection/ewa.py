@@ -191,4 +191,12 @@ def _finish(gaussians, i, mask, gaussian, sums):
         return quaternion_vjp(rotated.unit, rotated.inverse_norm, v_rotation), v_scale, ()
 
 
-EWA = Projector(3, 9, _load, _project, _vjp, _pose_gradient, _finish)
+EWA = Projector(
+    SHAPE=3,
+    GRADIENTS=9,
+    load=_load,
+    project=_project,
+    vjp=_vjp,
+    pose_gradient=_pose_gradient,
+    finish=_finish,
+)

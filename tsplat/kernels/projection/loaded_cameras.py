@@ -1,7 +1,6 @@
 """Bundles of device values that describe a camera, and device functions that load them.
 
-Bundles are made with the names of their fields, so that no code depends on the order of those. Tuples are laid out as
-in ``device_math.py``.
+Bundles are made with the names of their fields. Tuples are laid out as in ``device_math.py``.
 """
 
 from typing import Any, NamedTuple
@@ -9,15 +8,16 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from ...config import LENS_COEFFICIENTS, SHUTTER_VALUES
 from ..device_math import load_tuple
 
 POSE_VALUES = tl.constexpr(12)
 """Values of a view matrix that have gradients: all but those of the last row."""
 
-N_COEFFICIENTS = tl.constexpr(12)
+N_COEFFICIENTS = tl.constexpr(LENS_COEFFICIENTS)
 """Values of a lens that have gradients: its coefficients, then zeros."""
 
-PATH_VALUES, PATH_USED, PATH_GRADIENTS = tl.constexpr(20), tl.constexpr(16), tl.constexpr(15)
+PATH_VALUES, PATH_USED, PATH_GRADIENTS = tl.constexpr(SHUTTER_VALUES), tl.constexpr(16), tl.constexpr(15)
 """Values of ``Cameras.shutter``; how many of them make a :class:`Path`; and how many have gradients, the first ones."""
 
 

@@ -184,4 +184,12 @@ def _finish(gaussians, i, mask, gaussian, sums):
     return v_quat, (sums[3], sums[4], tl.zeros_like(sums[0])), ()
 
 
-SURFEL = Projector(9, 14, load_rotated, _project, _vjp, _pose_gradient, _finish)
+SURFEL = Projector(
+    SHAPE=9,
+    GRADIENTS=14,
+    load=load_rotated,
+    project=_project,
+    vjp=_vjp,
+    pose_gradient=_pose_gradient,
+    finish=_finish,
+)

@@ -369,4 +369,12 @@ def _finish(gaussians, i, mask, gaussian, sums):
     return quaternion_vjp(gaussian.unit, gaussian.inverse_norm, v_rotation), v_scale, ()
 
 
-UNSCENTED = Projector(3, 12, load_rotated, _project, _vjp, _pose_gradient, _finish)
+UNSCENTED = Projector(
+    SHAPE=3,
+    GRADIENTS=12,
+    load=load_rotated,
+    project=_project,
+    vjp=_vjp,
+    pose_gradient=_pose_gradient,
+    finish=_finish,
+)

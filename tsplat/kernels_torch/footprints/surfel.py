@@ -113,7 +113,7 @@ class SurfelPlane(Surfel):
     SUMS: ClassVar[int] = 11
 
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
-        """Packs the depth of the center, too, in front of ln(opacity). [14, nnz]"""
+        """Packs the depth of the center, too, before ln(opacity). [14, nnz]"""
         rows = super().pack(splats, numerics)
         z = torch.where(rows[-1] > 0, splats.shapes[:, 8], 0.0)
         return torch.cat([rows[:-2], z[None], rows[-2:]])

@@ -10,9 +10,6 @@ from torch import Tensor
 
 from ...formulas.rotations import Triple
 
-N_COEFFICIENTS = 12
-"""Values of a lens: its coefficients, then zeros."""
-
 Row = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Row of a Jacobian; None where it is zero."""
 

@@ -10,10 +10,7 @@ import triton
 import triton.language as tl
 
 from ...device_math import det2
-from .interface import LOG2_E, Footprint, rendered_shape
-
-LARGE = tl.constexpr(32)
-"""Number of tiles that the bounding box of a splat may touch before it is large."""
+from .interface import LARGE, LOG2_E, Footprint, rendered_shape
 
 
 class EllipseForm(NamedTuple):

@@ -15,6 +15,9 @@ from ...device_math import where
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 """Alphas are exponentials with base 2."""
+LARGE = tl.constexpr(32)
+"""Number of tiles that the bounding box of a splat may touch before it is large."""
+
 HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
 
 
@@ -76,6 +79,7 @@ class Footprint(Contract):
         features_vjp: (record, local, pixel, weight, v_features, FIRST, the footprint) to the gradients of the record's
             features, over the weight, and `local` with what ``add_gradients`` and ``pixel_gradients`` need of these.
         NORMALS: Whether the first three features are a normal, which faces the pixel.
+        WIDE: Whether the scalar registers of AMD GPUs do not hold several records with normals and depth.
         HITS: Whether the last feature is the distance, or the depth, at which the pixel's ray hits the splat.
     """
 
@@ -99,6 +103,7 @@ class Footprint(Contract):
     BEAMS: bool = False
     NORMALS: bool = False
     HITS: bool = False
+    WIDE: bool = False
 
     def slot_columns(self, n_features: int, absgrad: bool) -> int:
         """Returns the columns of slots: sums of the footprint, features, and two for absgrad."""

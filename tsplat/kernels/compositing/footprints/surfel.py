@@ -26,8 +26,7 @@ import triton.language as tl
 
 from ....config import DISC_EXTENT, FILTER_VARIANCE
 from ...device_math import constant, where
-from .ellipse import LARGE
-from .interface import HALF_LOG2_E, LOG2_E, Footprint, rendered_shape
+from .interface import HALF_LOG2_E, LARGE, LOG2_E, Footprint, rendered_shape
 
 SHARPNESS = tl.constexpr(1 / FILTER_VARIANCE)
 """Inverse variance of the low-pass filter."""
@@ -264,6 +263,7 @@ SURFEL = Footprint(
     add_gradients=_add_gradients,
     slopes=_slopes,
     finish=_finish,
+    WIDE=True,
 )
 
 

@@ -80,6 +80,9 @@ def _project_difference(p, d):
 
 
 EQUIRECTANGULAR = Lens(
-    None, None, None, None, _project, _project_vjp, CULLS_BY_DISTANCE=True, WRAPS=True,
+    project=_project,
+    project_vjp=_project_vjp,
+    CULLS_BY_DISTANCE=True,
+    WRAPS=True,
     project_difference=_project_difference,
-)  # fmt: skip
+)

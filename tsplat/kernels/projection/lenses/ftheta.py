@@ -74,4 +74,4 @@ def _shows_behind(p, k):
     return (k[11] > 0.0) & (p[0] * p[0] + p[1] * p[1] > LEAST_SLOPE * (p[2] * p[2]))
 
 
-FTHETA = Lens(None, None, None, None, _project, _project_vjp, CULLS_BY_DISTANCE=True, shows_behind=_shows_behind)
+FTHETA = Lens(project=_project, project_vjp=_project_vjp, CULLS_BY_DISTANCE=True, shows_behind=_shows_behind)

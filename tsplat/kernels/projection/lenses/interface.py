@@ -14,8 +14,8 @@ class Lens(Contract):
     see ``kernels_torch/lenses/``, or (). Tuples are laid out as in ``device_math.py``.
 
     EWA splatting needs the pixel and the Jacobian, without coefficients. A row of the Jacobian is a tuple of the
-    entries that are not always zero; AXIS is 0 for the row of u and 1 for that of v. The first four fields are
-    None if EWA splatting does not support the lens.
+    entries that are not always zero; AXIS is 0 for the row of u and 1 for that of v. These four functions
+    are None if EWA splatting does not support the lens.
 
     Attributes:
         project_with_jacobian: (p, intrinsics, width, height, FOV_MARGIN) to the pixel, both rows, and `saved`: what the
@@ -38,12 +38,12 @@ class Lens(Contract):
             does.
     """
 
-    project_with_jacobian: Any
-    project_with_jacobian_vjp: Any
-    row_times: Any
-    add_entry_times: Any
     project: Any
     project_vjp: Any
+    project_with_jacobian: Any = None
+    project_with_jacobian_vjp: Any = None
+    row_times: Any = None
+    add_entry_times: Any = None
     coefficients_vjp: Any = None
     CULLS_BY_DISTANCE: bool = False
     WRAPS: bool = False

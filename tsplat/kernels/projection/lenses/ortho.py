@@ -42,4 +42,11 @@ def _project_vjp(p, k, saved, v_x, v_y):
     return v_x, v_y, v_x * 0.0
 
 
-ORTHO = Lens(_project_with_jacobian, _project_with_jacobian_vjp, _row_times, _add_entry_times, _project, _project_vjp)
+ORTHO = Lens(
+    project_with_jacobian=_project_with_jacobian,
+    project_with_jacobian_vjp=_project_with_jacobian_vjp,
+    row_times=_row_times,
+    add_entry_times=_add_entry_times,
+    project=_project,
+    project_vjp=_project_vjp,
+)

@@ -155,11 +155,11 @@ def _coefficients_vjp(k, saved, v_x, v_y):
 
 
 PINHOLE = Lens(
-    _project_with_jacobian,
-    _project_with_jacobian_vjp,
-    _row_times,
-    _add_entry_times,
-    _project,
-    _project_vjp,
-    _coefficients_vjp,
+    project_with_jacobian=_project_with_jacobian,
+    project_with_jacobian_vjp=_project_with_jacobian_vjp,
+    row_times=_row_times,
+    add_entry_times=_add_entry_times,
+    project=_project,
+    project_vjp=_project_vjp,
+    coefficients_vjp=_coefficients_vjp,
 )
