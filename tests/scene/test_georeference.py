@@ -13,7 +13,7 @@ from tsplat import ArgumentError
 from tsplat.scene import FileError, Georeference, open_model, read_georeference, read_model, write_model, write_ply
 from tsplat.scene.formats import models
 from tsplat.scene.formats.models import ABSOLUTE
-from tsplat.scene.georeference import beside, written_georeference
+from tsplat.scene.georeference import georeference_path, written_georeference
 from tsplat.scene.meshes import Mesh, mesh_files, write_mesh
 from tsplat.scene.model_rows import MemoryRows
 from tsplat.scene.rotation import axis_rotations, similarity
@@ -72,7 +72,7 @@ def test_models_overlay_survey_points(tmp_path, format, frame, georeference):
     off = distances(means, points).max()
     assert off < place.scale * TOLERANCES.get(format, 1e-6)
     is_absolute = frame == "files" and format in ABSOLUTE
-    assert json.loads(beside(path).read_text())["absolute"] == is_absolute
+    assert json.loads(georeference_path(path).read_text())["absolute"] == is_absolute
     assert any("coordinates are relative to (448" in note for note in notes) == is_absolute
     np.testing.assert_allclose(place.origin, ORIGIN, rtol=0, atol=1e-6)
 
@@ -107,7 +107,7 @@ def test_doubles_of_other_programs_are_read_relative_to_an_origin(tmp_path):
     write_model(path, model_of(points, SHIFTED.world), georeference=SHIFTED, frame="files")
     comment, _, rest = path.read_bytes().partition(b"\nelement")
     path.write_bytes(comment.rpartition(b"\n")[0] + b"\nelement" + rest)
-    beside(path).unlink()
+    georeference_path(path).unlink()
     found, notes = read_quietly(path)
     origin = read_georeference(path).origin
     assert [f"{value:.15g}" in notes[0] for value in origin] == [True] * 3
@@ -116,7 +116,7 @@ def test_doubles_of_other_programs_are_read_relative_to_an_origin(tmp_path):
     write_model(tmp_path / "b.ply", found, georeference=read_georeference(path), frame="files")
     again, _ = read_quietly(tmp_path / "b.ply")
     assert torch.equal(again.means, found.means) and read_georeference(tmp_path / "b.ply").origin == origin
-    beside(tmp_path / "b.ply").unlink()
+    georeference_path(tmp_path / "b.ply").unlink()
     assert read_georeference(tmp_path / "b.ply").origin == origin  # of its comment
 
 
@@ -203,7 +203,7 @@ def test_transforms_are_checked_and_doubles():
 def test_damaged_files_are_errors(tmp_path, text):
     with written_georeference(tmp_path / "a.ply", SHIFTED):
         pass
-    beside(tmp_path / "a.ply").write_text(text)
+    georeference_path(tmp_path / "a.ply").write_text(text)
     with pytest.raises(FileError, match=r"a\.ply\.world\.json: "):
         read_georeference(tmp_path / "a.ply")
 
@@ -223,7 +223,7 @@ def test_no_model_is_beside_the_georeference_of_another(tmp_path, monkeypatch, k
             write_mesh(path, triangle, georeference=georeference)
 
     def observed(*args, writer=writers[name]):
-        seen.append(beside(path).exists())
+        seen.append(georeference_path(path).exists())
         return writer(*args)
 
     def failing(*args):
@@ -245,9 +245,9 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     path = tmp_path / "a.ply"
     write_model(path, random_gaussians(3), georeference=SHIFTED)
     for georeference in (SHIFTED, None):
-        beside(path).with_name("a.ply.world.json.old").write_text("{}")
+        georeference_path(path).with_name("a.ply.world.json.old").write_text("{}")
         write_model(path, random_gaussians(3), georeference=georeference)
-        assert not beside(path).with_name("a.ply.world.json.old").exists()
+        assert not georeference_path(path).with_name("a.ply.world.json.old").exists()
 
 
 @pytest.mark.parametrize("text", ["1 2", "1 2 3 4", "1 2 nan", "a b c", ""])

@@ -13,8 +13,8 @@ from tsplat.scene import model_rows as module
 from tsplat.scene.editing import levels
 from tsplat.scene.formats import sog_writer
 from tsplat.scene.formats.ply import open_ply_rows
-from tsplat.scene.formats.quantization import valid_bounds
 from tsplat.scene.model_rows import MemoryRows, PassProgress, StoredRows, as_rows, morton_sorted
+from tsplat.scene.quantization import valid_bounds
 
 FORMATS = ["ply", "spz", "spz4", "sog", "streamed-sog"]
 

@@ -14,7 +14,7 @@ from tsplat.reference import covariances, quaternion_to_rotation, spherical_harm
 from tsplat.rendering import render
 from tsplat.scene import rotate_gaussians, transform_gaussians
 from tsplat.scene.cameras import move_camera
-from tsplat.scene.rotation import axis_rotations, quaternions, rotation_matrix, similarity, upright
+from tsplat.scene.rotation import axis_rotations, positive_quaternions, rotation_matrix, similarity, upright
 
 QUAT = (0.4, -1.1, 0.3, 0.7)
 
@@ -98,7 +98,7 @@ def test_quaternions_of_rotations():
     quats[:10] = torch.eye(4)[torch.arange(10) % 4]
     quats[10:20, 0] = 1e-9
     quats = torch.nn.functional.normalize(quats.double(), dim=-1)
-    found = quaternions(torch.stack([rotation_matrix(quat) for quat in quats.tolist()]))
+    found = positive_quaternions(torch.stack([rotation_matrix(quat) for quat in quats.tolist()]))
     assert torch.minimum((found - quats).norm(dim=-1), (found + quats).norm(dim=-1)).max() < 1e-7
 
 

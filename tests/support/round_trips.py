@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tsplat.scene import Gaussians, morton_order
 from tsplat.scene.formats import compressed_ply, sog_writer, spz_writer
-from tsplat.scene.formats.quantization import levels, valid_bounds
 from tsplat.scene.model_rows import as_rows, codes_of
+from tsplat.scene.quantization import levels, valid_bounds
 from tsplat.scene.sh_colors import colors_of_sh
 
 FLOAT_EPSILON = 2.0**-22

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from tsplat.scene import Camera, Gaussians, intrinsics, look_at
-from tsplat.scene.rotation import quaternions
+from tsplat.scene.rotation import positive_quaternions
 
 
 def fibonacci_sphere(n):
@@ -27,7 +27,7 @@ def sphere_of_gaussians(n=3000, *, surfels=False, opacity=0.95, center=(0.0, 0.0
     gaussians = Gaussians(
         means=(normals + torch.tensor(center, dtype=torch.float64)).float(),
         log_scales=torch.tensor([size, size, size / 20]).log().expand(n, 3).clone(),
-        quats=quaternions(axes).float(),
+        quats=positive_quaternions(axes).float(),
         opacity_logits=torch.full((n,), opacity).logit(),
         sh0=(normals / 2 / 0.28209479177387814).float()[:, None],
         shN=torch.zeros(n, 0, 3),

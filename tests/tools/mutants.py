@@ -1253,7 +1253,7 @@ MUTANTS = [
         ("g * (s / size)", "g", "gradients in images of different sizes added"),
     ),
     *_in("training/view_gradients.py", ("tests/training/test_trainer.py", "-k", "2d or surface"),
-        ("any(loss.needs_depth for loss in self._active_losses(step))", "self._config.depth_weight > 0",
+        ("any(term.needs_depth for term in self._active_losses(step))", "self._config.depth_weight > 0",
          "normals without a depth map"),
     ),
     *_in("scene/gaussians.py", ("tests/scene/formats/test_models.py", "-k", "2d"),

@@ -90,9 +90,9 @@ def train(arguments: Namespace) -> int:
     blocks = []
     while rest and rest[0].isdecimal():
         blocks.append(int(rest.pop(0)))
-    plan = read_plan(arguments.plan)
+    block_plan = read_plan(arguments.plan)
     for k in blocks:
-        plan.check_block(k)
+        block_plan.check_block(k)
 
     def parse_options(steps: int | None = None) -> Namespace:
         if {"--resume", "--out", "--block", "--view", "--json"} & {word.partition("=")[0] for word in rest}:
@@ -100,7 +100,7 @@ def train(arguments: Namespace) -> int:
                 "--resume, --out, --block, --view, --json: not with tsplat blocks train; to train one block by itself: "
                 f"tsplat train SCENE --block {arguments.plan}:K --out {arguments.plan}/block_K"
             )
-        return parse([arguments.scene or plan.scene, "--out", str(arguments.plan), *rest], steps)
+        return parse([arguments.scene or block_plan.scene, "--out", str(arguments.plan), *rest], steps)
 
     options = parse_options()
     require_extras(options.settings)

@@ -19,7 +19,7 @@ from typing import Any, get_args
 from .. import ArgumentError
 from ..scene import View, summarize
 from ..scene import prepare as run_prepare
-from ..scene.capture.structure_from_motion import CAMERA_MODELS, MATCHINGS
+from ..scene.capture.structure_from_motion import FITTED_MODELS, MATCHINGS
 from ..scene.formats.checkpoints import is_run
 from ..support.extras import require, require_installed
 from ..support.process_identity import is_main_rank
@@ -63,7 +63,7 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
         "lens model to fit; EQUIRECTANGULAR for 360° panoramas (that, if the metadata of photographs or video says "
         "so; else SIMPLE_RADIAL)"
     )
-    add("--camera-model", choices=CAMERA_MODELS, help=lens)
+    add("--camera-model", choices=FITTED_MODELS, help=lens)
     matching = (
         "what to match each photograph with: all, those near in the order of names, or the most similar "
         "(auto: all of up to 200 photographs or 30 frames, then the most similar, or frames in sequence)"

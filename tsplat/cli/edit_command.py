@@ -17,11 +17,11 @@ from ..scene import FileError
 from ..scene.cameras import Camera, move_camera
 from ..scene.cropping import crop_gaussians, crop_sphere
 from ..scene.editing.decimation import decimate_gaussians
-from ..scene.editing.joining import merge_models, set_sh_degree
 from ..scene.editing.pruning import prune_gaussians
 from ..scene.formats.checkpoints import open_model, read_georeference
 from ..scene.gaussians import Gaussians
 from ..scene.georeference import Georeference, Model, move_model
+from ..scene.joining import merge_models, set_sh_degree
 from ..scene.model_rows import Rows, as_rows
 from ..scene.rotation import axis_rotations, similarity, transform_gaussians, upright
 from ..support.progress import stage_display

@@ -64,7 +64,6 @@ tsplat view {local}
 ```
 """
 
-
 RETRY = "check the name and the network, and try again"
 LOGIN = "run hf auth login with a token that may do that, or set HF_TOKEN"
 ADVICE = {401: LOGIN, 403: LOGIN, 404: f"check the name; if the repository is private, {LOGIN}"}

@@ -15,9 +15,9 @@ from .. import ArgumentError
 from ..scene import FileError, Gaussians, merge_models
 from ..scene.editing.levels import decimate_rows
 from ..scene.formats.ply import open_ply_rows
-from ..scene.formats.quantization import valid_bounds
 from ..scene.gaussians import concatenate
 from ..scene.model_rows import MemoryRows, PassProgress, Rows, gather
+from ..scene.quantization import valid_bounds
 from ..scene.rotation import transform_gaussians
 from ..support.free_memory import available_bytes
 from ..support.progress import stage_display
@@ -38,7 +38,6 @@ PASS_SECONDS = 10.0
 
 FRAMING = 1 << 17
 """Gaussians of a model larger than memory by which cameras are placed."""
-
 
 MEMORY: dict[Task, tuple[int, int]] = {
     "info": (400 << 20, 24),

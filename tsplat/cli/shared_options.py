@@ -6,7 +6,6 @@ from ..scene.formats.models import WRITERS
 from ..scene.georeference import FRAMES
 from .argument_types import channel, model_path, positive
 
-BACKENDS = ("auto", "triton", "torch")
 MODEL = (
     "run folder, .ply, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .rad, .lcc, .lcc2, .glb, .gltf, "
     ".usda, .usdc, .usdz; checkpoint or output folder of gsplat's, nerfstudio's or Inria's trainer; gsplat's PNG folder"
@@ -52,4 +51,6 @@ def add_background(parser: argparse._ActionsContainer) -> None:
 
 
 def add_backend(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="rasterizer backend (auto: the fastest)")
+    parser.add_argument(
+        "--backend", choices=("auto", "triton", "torch"), default="auto", help="rasterizer backend (auto: the fastest)"
+    )

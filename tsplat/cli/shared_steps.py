@@ -13,7 +13,7 @@ from typing import Any
 from .. import ArgumentError
 from ..scene import Gaussians, open_model
 from ..scene.formats.checkpoints import is_run, read_georeference
-from ..scene.georeference import Georeference, beside, relative_to
+from ..scene.georeference import Georeference, georeference_path, relative_to
 from ..scene.model_rows import Rows, as_rows
 from ..support.output import WarningsOnly
 from ..support.process_identity import is_main_rank
@@ -45,7 +45,7 @@ def georeference_of(arguments: Namespace) -> Georeference | None:
     if georeference is None and arguments.frame == "files" and not is_run(model) and find_run(model) is None:
         raise ArgumentError(
             f"--frame: the place of {model} in the frame of the files of its scene is unknown; expected a run, or "
-            f"a model with a file {beside(model).name} beside it, as tsplat export writes"
+            f"a model with a file {georeference_path(model).name} beside it, as tsplat export writes"
         )
     return georeference if crs is None else dataclasses.replace(georeference or Georeference(), crs=crs)
 
@@ -54,7 +54,7 @@ def print_georeference(out: Path, georeference: Georeference | None, *, is_absol
     """Prints where the coordinates of a file are in the frame of the files of its scene, if that is known."""
     if georeference is not None:
         origin = "" if is_absolute else f"{relative_to(georeference.origin)}; "
-        print(f"note: {origin}{beside(out)} has the frame of the files of the scene")
+        print(f"note: {origin}{georeference_path(out)} has the frame of the files of the scene")
 
 
 def refuse(arguments: Namespace, names: Iterable[str], reason: str) -> None:

@@ -13,6 +13,7 @@ from ..training.presets import DEFAULT_PRESET, INIT_PRESET, PRESETS, for_surfels
 from ..viewing.view_options import ViewOptions
 from .argument_types import count, number, path, port
 from .parsing import Parser, Switch, add_settings, settings_of
+from .shared_options import FORCE
 
 CPU_STEPS = 1500
 """Default number of steps without a GPU, where 7,000 of photographs in their size may take an hour."""
@@ -176,7 +177,7 @@ def _resume_parser() -> Parser:
     add("--scene", metavar="SCENE", help="where the scene is, if it has moved relative to the run")
     changes = "accept photographs, cameras and points that have changed"
     add("--accept-changes", action="store_true", help=changes)
-    add("--force", action="store_true", help="accept parameters that look activated already")
+    add("--force", action="store_true", help=FORCE)
     _add_shared(parser, "stop after N steps in total")
     parser.set_defaults(settings=None)
     return parser

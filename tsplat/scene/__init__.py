@@ -23,7 +23,6 @@ from .capture.transforms import read_transforms
 from .capture.views import Capture, Color, View
 from .cropping import crop_gaussians, crop_sphere
 from .editing.decimation import decimate_gaussians
-from .editing.joining import merge_models, set_sh_degree
 from .editing.pruning import prune_gaussians
 from .formats.checkpoints import CheckpointError, open_model, read_georeference
 from .formats.interchange.gltf import read_gltf
@@ -45,6 +44,7 @@ from .formats.streaming.streamed_sog_writer import write_streamed_sog
 from .formats.torch_checkpoints import read_torch_checkpoint
 from .gaussians import AlreadyActivatedError, Gaussians
 from .georeference import Georeference
+from .joining import merge_models, set_sh_degree
 from .morton import morton_order
 from .rotation import rotate_gaussians, transform_gaussians
 from .summary import Summary, summarize

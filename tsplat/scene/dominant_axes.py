@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..support.extras import require
-from .rotation import quaternions
+from .rotation import positive_quaternions
 
 Floats = NDArray[np.float64]
 
@@ -131,5 +131,5 @@ def _closest_to_identity(axes: Floats) -> list[float]:
         ),
         key=np.trace,
     )
-    quaternion: list[float] = quaternions(torch.from_numpy(np.ascontiguousarray(best))).tolist()
+    quaternion: list[float] = positive_quaternions(torch.from_numpy(np.ascontiguousarray(best))).tolist()
     return quaternion

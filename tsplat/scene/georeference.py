@@ -109,7 +109,7 @@ def relative_to(origin: Sequence[float]) -> str:
     return f"coordinates are relative to ({', '.join(f'{value:.15g}' for value in origin)})"
 
 
-def beside(path: str | os.PathLike[str]) -> Path:
+def georeference_path(path: str | os.PathLike[str]) -> Path:
     """Returns the path of the file with the georeference of a model, which may be a folder; it is beside the model."""
     return Path(f"{Path(path)}.{WORLD}")
 
@@ -128,7 +128,7 @@ def written_georeference(
         georeference: That of the model as :func:`tsplat.scene.read_model` returns it.
         absolute: Whether the model's file has coordinates in the frame of the files, in double precision.
     """
-    file, values = beside(path), None
+    file, values = georeference_path(path), None
     if georeference is not None:
         values = {
             "world": georeference.world.tolist(),

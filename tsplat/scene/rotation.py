@@ -95,7 +95,7 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
     if torch.equal(rotation, identity(3)):
         return moved
     # A mirrored ellipsoid is a rotated one, as its center is a point of symmetry.
-    unit = quaternions(rotation * torch.linalg.det(rotation).sign())
+    unit = positive_quaternions(rotation * torch.linalg.det(rotation).sign())
     blocks = _sh_blocks(gaussians.sh_degree, rotation)
     ends = list(itertools.accumulate((len(block) for block in blocks), initial=0))
     bands = [gaussians.shN[:, start:end] for start, end in itertools.pairwise(ends)]
@@ -189,7 +189,12 @@ def decompose_similarity(matrix: Tensor, name: str = "matrix") -> tuple[float, T
     return scale, u @ v, matrix[:3, 3]
 
 
-def quaternions(rotations: Tensor) -> Tensor:
+def similarity_scale(matrix: Tensor) -> float:
+    """Returns the scale of a similarity transform [4, 4] that is not a reflection."""
+    return float(torch.linalg.det(matrix[:3, :3]) ** (1 / 3))
+
+
+def positive_quaternions(rotations: Tensor) -> Tensor:
     """Returns unit quaternions wxyz [..., 4], with w of at least 0, of rotation matrices [..., 3, 3]."""
     quats = formulas.quaternions(rotations)
     return quats * quats[..., :1].sign().where(quats[..., :1] != 0, 1)

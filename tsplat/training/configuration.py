@@ -22,7 +22,7 @@ DeviceType = Literal["auto", "cpu", "cuda"]
 Parallel = Literal["shard", "replicate"]
 Primitive = Literal["3dgs", "2dgs"]
 Switch = Literal["auto", "on", "off"]
-DepthKind = Literal["inverse", "disparity", "metric"]
+PriorKind = Literal["inverse", "disparity", "metric"]
 DepthAlong = Literal["z", "ray"]
 Part = Literal["positions", "scales", "rotations", "opacities", "colors"]
 RESOLVED_SETTINGS = ("background", "views_per_step", "visible_adam", "sh_degree")
@@ -142,7 +142,7 @@ class Config:
     scale_weight: float = 0.0
     max_elongation: float = 0.0
     depth_weight: float = 0.0
-    depth_kind: DepthKind = "inverse"
+    depth_kind: PriorKind = "inverse"
     normal_weight: float = 0.0
     distortion_weight: float = 0.0
     perspective_share: float = 0.25
@@ -173,7 +173,7 @@ class Config:
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("adam_moments", self.adam_moments, get_args(MomentsPrecision))
         check_choice("parallel", self.parallel, get_args(Parallel))
-        check_choice("depth_kind", self.depth_kind, get_args(DepthKind))
+        check_choice("depth_kind", self.depth_kind, get_args(PriorKind))
         for name in ("capacity", "graph", "visible_adam"):
             check_choice(name, getattr(self, name), get_args(Switch))
         if not 0 <= self.seed < 2**63:

@@ -174,8 +174,7 @@ def evaluate(
         seconds = time.perf_counter() - start
         if not is_own:
             continue
-        if view.mask is not None:
-            image = torch.where(view.mask[..., None], image, view.pixels)
+        image = view.masked(image)
         scores.append(
             Score(
                 view,
@@ -228,10 +227,8 @@ def fit_poses(
             if not is_own:
                 image.sum().backward()  # type: ignore[no-untyped-call]
                 continue
-            if view.mask is not None:
-                image = torch.where(view.mask[..., None], image, view.pixels)
             optimizer.zero_grad()
-            loss(image, view.pixels).backward()  # type: ignore[no-untyped-call]
+            loss(view.masked(image), view.pixels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.param_groups[0]["lr"] *= POSE_DECAY
         if is_own:

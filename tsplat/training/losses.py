@@ -11,7 +11,7 @@ from ..ops.depth_maps import depth_to_normals
 from ..ops.image_loss import l1_and_ssim, l1_ssim_loss
 from ..precision import differentiable, inverse
 from ..scene.capture.views import View
-from .configuration import Config, DepthKind
+from .configuration import Config, PriorKind
 
 
 def psnr(image: Tensor, target: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class DepthLoss(Loss):
     """
 
     weight: float
-    kind: DepthKind
+    kind: PriorKind
     prior_scales: dict[str, Tensor]
     needs_depth = True
 
@@ -169,7 +169,7 @@ def _masked_mean(term: Tensor, view: View) -> Tensor:
 
 
 def prior_depth_error(
-    depth: Tensor, prior: Tensor, covered: Tensor, kind: DepthKind = "inverse", confidence: Tensor | None = None
+    depth: Tensor, prior: Tensor, covered: Tensor, kind: PriorKind = "inverse", confidence: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the mean absolute difference between inverse expected depths [H, W] and a prior, in 1 / world units, [];
     and the scale of the prior, [] fp64, None if it is metric.

@@ -38,7 +38,6 @@ Meta = dict[str, Any]
 GAINS_START = 0.1
 """Fraction of the run after which gains of views are estimated; before, holes of the model would count as darkness."""
 
-
 SELECTION_SHARE_MAX = 0.5
 """Mean fraction of the Gaussians that a view shows, up to which views select those that they may show."""
 
@@ -232,7 +231,7 @@ class ViewGradients:
             image, image_loss, gain_change = self._photometric_loss(
                 index, images, target, view.mask, estimates_gains=self._estimates_gains(step)
             )
-            total = image_loss + sum((loss(images, alphas, meta, view) for loss in self._active_losses(step)), 0.0)
+            total = image_loss + sum((term(images, alphas, meta, view) for term in self._active_losses(step)), 0.0)
         self._densification.before_backward(step, meta)
         self._add_gain_change(index, gain_change)
         self._gradient_step.backward(total / self._config.views_per_step)
@@ -292,7 +291,7 @@ class ViewGradients:
         Depth is rendered if a loss that is active at this step needs it. `gaussians` are all if they are None. Returns
         as :func:`render_views`.
         """
-        needs_depth = any(loss.needs_depth for loss in self._active_losses(step))
+        needs_depth = any(term.needs_depth for term in self._active_losses(step))
         strategy = self._densification.strategy
         images, alphas, meta = render_views(
             self._parameters.gaussians() if gaussians is None else gaussians,
@@ -337,7 +336,7 @@ class ViewGradients:
 
     def _active_losses(self, step: int) -> list[Loss]:
         """Returns the losses that have started by a step, besides that of colors."""
-        return [loss for loss in self._losses if step / self._config.steps >= loss.start]
+        return [term for term in self._losses if step / self._config.steps >= term.start]
 
     def _estimates_gains(self, step: int) -> bool:
         """Returns whether a step estimates gains."""

@@ -13,9 +13,9 @@ from tests.support.round_trips import check_round_trip
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.scene import FileError, morton_order, read_model, read_sog, read_streamed_sog, write_sog, write_streamed_sog
 from tsplat.scene.editing.levels import detail_levels
-from tsplat.scene.formats.quantization import valid_bounds
 from tsplat.scene.formats.streaming import streamed_sog_writer
 from tsplat.scene.model_rows import as_rows, morton_sorted
+from tsplat.scene.quantization import valid_bounds
 
 pytest.importorskip("PIL")
 

@@ -46,7 +46,6 @@ NAMES = {
 }  # fmt: skip
 """Names that only forks of ``diff_gaussian_rasterization`` have, and which."""
 
-
 MODULES = {
     "forward_full": "Spacetime Gaussians", "forward_lite": "Spacetime Gaussians",
     "gaussian_rasterizer": "Gaussian-SLAM", "r3dg_rasterization": "Relightable 3D Gaussians",

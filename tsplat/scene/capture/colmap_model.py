@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ...errors import FileError
 from ...support.reading import open_file, read_file, stays_inside
 
-CAMERA_MODELS = {
+MODELS_BY_ID = {
     0: ("SIMPLE_PINHOLE", 3),
     1: ("PINHOLE", 4),
     2: ("SIMPLE_RADIAL", 4),
@@ -44,7 +44,7 @@ CAMERA_MODELS = {
 }
 """COLMAP's id of a camera model -> its name and number of parameters."""
 
-N_PARAMETERS = dict(CAMERA_MODELS.values())
+N_PARAMETERS = dict(MODELS_BY_ID.values())
 FILES = ("cameras", "images", "points3D")
 SUFFIXES = (".bin", ".txt")
 
@@ -238,11 +238,11 @@ def _binary_cameras(reader: _Reader) -> dict[int, ColmapCamera]:
     cameras: dict[int, ColmapCamera] = {}
     for _ in range(reader.count("cameras", 40)):
         camera_id, model_id, width, height = (int(v) for v in reader.values("<IiQQ", "a camera"))
-        if model_id not in CAMERA_MODELS:
-            raise reader.error(f"camera {camera_id}: expected a model from 0 to {max(CAMERA_MODELS)}, found {model_id}")
+        if model_id not in MODELS_BY_ID:
+            raise reader.error(f"camera {camera_id}: expected a model from 0 to {max(MODELS_BY_ID)}, found {model_id}")
         if camera_id in cameras:
             raise reader.error(f"expected cameras of different ids, found {camera_id} twice")
-        model, n_parameters = CAMERA_MODELS[model_id]
+        model, n_parameters = MODELS_BY_ID[model_id]
         params = tuple(float(v) for v in reader.values(f"<{n_parameters}d", f"camera {camera_id}"))
         cameras[camera_id] = ColmapCamera(model, width, height, params)
     reader.end()

@@ -21,7 +21,7 @@ from ...precision import fp64, identity
 from ..cameras import UP, Camera, move_camera
 from ..extents import EXTENT_MIN, POINTS_MAX, are_inliers, center_and_extent, origin_and_unit
 from ..gaussians import Gaussians
-from ..rotation import similarity
+from ..rotation import similarity, similarity_scale
 
 UP_NORM_MIN = 1e-6
 """Shortest mean of the cameras' up directions that counts as a common up direction."""
@@ -169,7 +169,7 @@ def move_pose(viewmat: Tensor, transform: Tensor, position: Tensor | None = None
     if _is_scaled_only(transform):
         scale, rotation = float(transform[0, 0]), viewmat[:3, :3]
     else:
-        scale = float(torch.linalg.det(transform[:3, :3]) ** (1 / 3))
+        scale = similarity_scale(transform)
         rotation = viewmat[:3, :3] @ transform[:3, :3].T / scale
     if position is not None:
         translation = -rotation @ move_points(position[None], transform)[0]

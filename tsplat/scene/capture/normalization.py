@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..cameras import map_poses
 from ..extents import camera_positions
+from ..rotation import similarity_scale
 from .local_frame import LocalFrame, move_points, move_pose, normalizing_transform
 from .views import Capture, View
 
@@ -27,7 +28,7 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
     """
     matrices = [view.camera.viewmat for view in (*capture.train, *capture.test)]
     transform = normalizing_transform(torch.stack(matrices).double().cpu(), camera_positions(matrices))
-    scale = float(torch.linalg.det(transform[:3, :3]) ** (1 / 3))
+    scale = similarity_scale(transform)
 
     def transformed(view: View) -> View:
         camera = map_poses(view.camera, lambda pose: move_pose(pose.double().cpu(), transform).to(pose))

@@ -29,7 +29,7 @@ from .temporary_folders import new_folder
 from .video_frames import VIDEO_SUFFIXES, ChosenFrames, extract_frames, is_marked_spherical
 
 CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "EQUIRECTANGULAR"]
-CAMERA_MODELS = get_args(CameraModel)
+FITTED_MODELS = get_args(CameraModel)
 SEED_MAX = 2**31 - 1
 MATCHINGS = ("auto", *get_args(Matching))
 
@@ -127,7 +127,7 @@ def prepare(
     if is_video:
         require_ffmpeg("videos")
     check_size("max_size", max_size)
-    check_choice("camera_model", camera_model, (None, *CAMERA_MODELS))
+    check_choice("camera_model", camera_model, (None, *FITTED_MODELS))
     if mask_below is not None and not 0 <= mask_below < 90:
         raise ArgumentError(f"mask_below: expected degrees under the horizon, from 0 to 90, found {mask_below}")
     check_choice("matching", matching, MATCHINGS)

@@ -20,7 +20,7 @@ from ..rotation import is_rotation
 from .colmap_model import COORDINATE_MAX
 from .lenses import ANGLE_TOLERANCE, Lens, colmap_lens, panorama
 
-CAMERA_MODELS = (
+NERFSTUDIO_MODELS = (
     *("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE"),
     "EQUIRECTANGULAR",
 )
@@ -35,8 +35,10 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     for what is missing or invalid, and UnsupportedError for models that are not implemented and for rolling shutters.
     """
     name = values.get("camera_model", "OPENCV")
-    if name not in CAMERA_MODELS:
-        raise UnsupportedError(f"{where}: camera_model: expected one of {', '.join(CAMERA_MODELS)}, found {name!s:.80}")
+    if name not in NERFSTUDIO_MODELS:
+        raise UnsupportedError(
+            f"{where}: camera_model: expected one of {', '.join(NERFSTUDIO_MODELS)}, found {name!s:.80}"
+        )
     _check_shutter(values, where)
     width, height = _size(values, image, where)
     if name == "EQUIRECTANGULAR":

@@ -134,7 +134,7 @@ def choose_frames(measured: npt.NDArray[np.floating[Any]], count: int) -> Chosen
 def _measure(frame: npt.NDArray[np.float32], previous: npt.NDArray[np.float32] | None) -> tuple[float, float, float]:
     """Returns sharpness, motion and difference of a gray frame [H, W], as :func:`choose_frames` expects them.
 
-    Sharpness is the variance of the Laplacian. Motion is that of optical flow along the gradient, in the mean: the
+    Sharpness is the variance of the Laplacian. Motion is that of optical flow along the gradient, on average: the
     absolute difference of frames over the size of their gradient.
     """
     inner = frame[1:-1, 1:-1]

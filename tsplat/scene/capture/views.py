@@ -73,6 +73,10 @@ class View:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.camera.description})"
 
+    def masked(self, image: Tensor) -> Tensor:
+        """Returns a rendered image [H, W, 3] with the colors of the photograph where the mask is False."""
+        return image if self.mask is None else torch.where(self.mask[..., None], image, self.pixels)
+
     def _repr_png_(self) -> bytes:
         return encode_png(self.image)
 

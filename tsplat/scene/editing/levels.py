@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..formats.quantization import LOG_SCALE_MAX
 from ..gaussians import Gaussians
 from ..model_rows import Rows, gather, morton_sorted
+from ..quantization import LOG_SCALE_MAX
 from .moments import merge_into_neighbors
 
 LEVELS_MAX = 8

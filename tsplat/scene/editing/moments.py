@@ -10,7 +10,7 @@ from ...config import SH_NORMS
 from ...functional.projection import quat_scale_to_covar_preci
 from ...support.extras import require
 from ..gaussians import Gaussians
-from ..rotation import quaternions
+from ..rotation import positive_quaternions
 
 N_CANDIDATES = 8
 """Nearest neighbors from which the one to merge into is chosen."""
@@ -68,7 +68,7 @@ def merge_into_neighbors(gaussians: Gaussians, kept: Tensor, weights: Tensor) ->
     changed = {
         "means": means,
         "log_scales": scales.log(),
-        "quats": quaternions(axes * torch.linalg.det(axes).sign()[:, None, None]),
+        "quats": positive_quaternions(axes * torch.linalg.det(axes).sign()[:, None, None]),
         "opacity_logits": opacities.nan_to_num(OPACITY_MIN).clamp(OPACITY_MIN, OPACITY_MAX).logit(),
         "sh0": mean(gaussians.sh0),
         "shN": mean(gaussians.shN),

@@ -31,7 +31,7 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError
 from ...support.reading import check_memory, check_possible, open_file, read_file, read_json, stays_inside
 from ..gaussians import GSPLAT_NAMES, Gaussians
-from ..georeference import WORLD, Georeference, beside, parse_georeference
+from ..georeference import WORLD, Georeference, georeference_path, parse_georeference
 from .foreign import listed
 from .image_sets import META
 from .lcc import find_index, read_offset
@@ -128,7 +128,12 @@ def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
     """
     path = Path(path)
     run = run_folder(path) if is_run(path) else path.parent if path.name == POINT_CLOUD else path
-    candidates = (beside(path), beside(path / META), beside(path / LOD_META), run / WORLD)
+    candidates = (
+        georeference_path(path),
+        georeference_path(path / META),
+        georeference_path(path / LOD_META),
+        run / WORLD,
+    )
     file = next(filter(os.path.isfile, candidates), None)
     if file is not None:
         return parse_georeference(file)

@@ -17,11 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import FileError
 from ..gaussians import Gaussians
-from ..sh_colors import colors_of_sh
-from .foreign import Warn, note_ignored
-from .model_memory import check_model_memory
-from .ply_file import PlyFile, Table, ply_header
-from .quantization import (
+from ..quantization import (
     LOG_SCALE_MAX,
     Floats,
     check_valid,
@@ -34,6 +30,10 @@ from .quantization import (
     rounded,
     sh0_from_colors,
 )
+from ..sh_colors import colors_of_sh
+from .foreign import Warn, note_ignored
+from .model_memory import check_model_memory
+from .ply_file import PlyFile, Table, ply_header
 
 CHUNK = 256
 """Gaussians per chunk."""

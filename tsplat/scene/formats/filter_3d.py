@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .quantization import Floats
+from ..quantization import Floats
 
 NAMES = ("filter_3D", "filter_3d")
 """Names of the property."""

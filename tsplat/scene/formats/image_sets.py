@@ -15,8 +15,8 @@ from ...errors import FileError
 from ...support.files import atomic_write
 from ...support.reading import allow_overwrite, check_memory, raise_if_read, read_file
 from ..images import open_image
+from ..quantization import Bytes
 from .json_objects import JsonObject
-from .quantization import Bytes
 
 META = "meta.json"
 META_MAX = 1 << 22

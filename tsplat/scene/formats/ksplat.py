@@ -20,9 +20,9 @@ import numpy as np
 from ...errors import FileError, UnsupportedError
 from ...support.reading import open_file, read_records
 from ..gaussians import FLAT, Gaussians
+from ..quantization import Floats, gaussians_from_activated, sh0_from_colors
 from .foreign import Warn
 from .model_memory import check_model_memory
-from .quantization import Floats, gaussians_from_activated, sh0_from_colors
 
 HEADER = struct.Struct("<BB2xIIIIH2x3fff")
 """Version, major and minor; sections, at most and in use; Gaussians, at most and in use; compression level; center of

@@ -21,17 +21,17 @@ from ...errors import FileError, UnsupportedError
 from ...support.reading import open_file, read_file, read_records
 from ..gaussians import Gaussians
 from ..georeference import Georeference
-from ..rotation import similarity, transform_gaussians, upright
-from .foreign import Warn
-from .json_objects import JsonObject
-from .model_memory import check_model_memory
-from .quantization import (
+from ..quantization import (
     Floats,
     gaussians_from_activated,
     interpolate,
     quats_from_smallest_three,
     sh0_from_colors,
 )
+from ..rotation import similarity, transform_gaussians, upright
+from .foreign import Warn
+from .json_objects import JsonObject
+from .model_memory import check_model_memory
 
 META_MAX = 1 << 28
 """Maximum size of the JSON in bytes."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import FileError, UnsupportedError
-from ..editing.joining import merge_models
 from ..gaussians import Gaussians
+from ..joining import merge_models
 from ..rotation import transform_gaussians, upright
 from .foreign import Warn
 from .json_objects import JsonObject

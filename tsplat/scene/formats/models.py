@@ -16,6 +16,7 @@ from ...support.reading import check_possible, open_file
 from ..gaussians import Gaussians
 from ..georeference import Georeference, ModelFrame, check_frame, written_georeference
 from ..model_rows import Rows, as_rows, gather
+from ..quantization import Floats, valid_bounds
 from . import compressed_ply, sog_writer, spz_writer
 from .foreign import Warn
 from .image_sets import META
@@ -29,7 +30,6 @@ from .lcc2 import read_lcc2
 from .ply import HOW_TO_TRAIN, read_ply, write_compressed_ply, write_ply
 from .png_images import is_png_folder, read_png_model
 from .point_clouds import CLOUD_SUFFIXES
-from .quantization import Floats, valid_bounds
 from .rad import CHUNK_MAGIC, read_rad
 from .rad import MAGIC as RAD_MAGIC
 from .sog import read_sog

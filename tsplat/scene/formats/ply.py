@@ -39,6 +39,7 @@ from ..extents import far_origin, rounding_at
 from ..gaussians import FLAT, Gaussians
 from ..georeference import Georeference, relative_to
 from ..model_rows import ModelProperties, Rows, as_rows
+from ..quantization import sh0_from_colors
 from ..rotation import similarity
 from .compressed_ply import decode_compressed_ply, encode_compressed_ply
 from .filter_3d import NAMES as FILTER_NAMES
@@ -46,7 +47,6 @@ from .filter_3d import apply_filter
 from .foreign import HARMLESS, Warn, check_method, note_ignored
 from .model_memory import check_model_memory
 from .ply_file import PlyFile, ply_header
-from .quantization import sh0_from_colors
 
 REST_SIZES = (0, 9, 24, 45)
 """Number of f_rest properties for SH degrees 0 to 3."""

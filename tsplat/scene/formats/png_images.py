@@ -28,6 +28,7 @@ from ...support.extras import require
 from ...support.files import atomic_write, staged_folder, write_json
 from ...support.reading import allow_overwrite, check_memory, read_file
 from ..gaussians import GSPLAT_NAMES, Gaussians
+from ..quantization import fractions_of, interpolate, rounded, signed_exp, signed_log
 from .clustering import Clusters
 from .foreign import Warn, note_ignored
 from .image_sets import (
@@ -40,7 +41,6 @@ from .image_sets import (
     read_meta,
 )
 from .json_objects import JsonObject, is_file_name
-from .quantization import fractions_of, interpolate, rounded, signed_exp, signed_log
 
 PARAMETERS = {gsplat_name: name for name, gsplat_name in GSPLAT_NAMES.items()}
 """gsplat's name -> field of :class:`Gaussians`."""

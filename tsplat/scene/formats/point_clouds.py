@@ -21,7 +21,6 @@ from .scan_files import SUFFIXES, Blocks, PointBlocks, open_scan
 POINTS_MAX = 12_000_000
 """Maximum number of points: 0.4 GB, and more than training starts with unless it is told to."""
 
-
 CLOUD_SUFFIXES = (".ply", *SUFFIXES)
 """Endings of the names of point clouds that are read."""
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from ...errors import FileError, UnsupportedError
 from ...support.reading import open_file
 from ..gaussians import Gaussians
+from ..quantization import Floats, gaussians_from_activated, sh0_from_colors
 from .foreign import Warn
 from .json_objects import JsonObject
 from .model_memory import check_model_memory
-from .quantization import Floats, gaussians_from_activated, sh0_from_colors
 from .streaming.streamed_sog import check_names
 
 MAGIC, CHUNK_MAGIC = b"RAD0", b"RADC"

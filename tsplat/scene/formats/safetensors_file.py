@@ -30,7 +30,6 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH_BYTES = 8
 """Size of the header's length, at the beginning."""
 
-
 ALIGNMENT = 8
 """Values begin at a multiple of this many bytes."""
 

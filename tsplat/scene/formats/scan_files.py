@@ -37,7 +37,6 @@ CHUNK_BYTES_MAX = 1 << 30
 BLOCK_BYTES_MAX = 1 << 10
 """Largest record of a LAS point in bytes."""
 
-
 Blocks = Iterator[tuple[NDArray[np.float64], NDArray[Any] | None]]
 """Positions [B, 3] fp64 and colors [B, 3], or None for points without, of some points at a time."""
 

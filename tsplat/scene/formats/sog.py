@@ -18,11 +18,11 @@ from ...errors import FileError, UnsupportedError
 from ...support.extras import require
 from ...support.reading import check_possible, read_file
 from ..gaussians import Gaussians
+from ..quantization import Bytes, Floats, gaussians_from_arrays, interpolate, quats_from_smallest_three, signed_exp
 from .foreign import Warn, note_ignored
 from .image_sets import META, META_MAX, Load, archive_loader, decode_image
 from .json_objects import JsonObject
 from .model_memory import check_model_memory
-from .quantization import Bytes, Floats, gaussians_from_arrays, interpolate, quats_from_smallest_three, signed_exp
 
 LARGEST_IS_W = 252
 """Alpha of a rotation whose largest component is w; 253 to 255 stand for x, y and z."""

@@ -17,9 +17,7 @@ from ...support.extras import require
 from ...support.files import atomic_write, output_folder
 from ..gaussians import Gaussians
 from ..model_rows import MeanRounding, Rows, as_rows, morton_sorted
-from .clustering import Clusters, cluster_values, nearest_values
-from .image_sets import META, free_suffix, named_images, write_files
-from .quantization import (
+from ..quantization import (
     LOG_SCALE_MAX,
     Bytes,
     Floats,
@@ -30,6 +28,8 @@ from .quantization import (
     signed_log,
     valid_bounds,
 )
+from .clustering import Clusters, cluster_values, nearest_values
+from .image_sets import META, free_suffix, named_images, write_files
 from .sog import LARGEST_IS_W, PALETTE_WIDTH, decode_means, decode_quats
 
 EXACT_PALETTE = 1 << 14

@@ -14,10 +14,10 @@ from ...errors import FileError
 from ...support.files import atomic_write
 from ...support.reading import open_file, read_records
 from ..gaussians import Gaussians
+from ..quantization import check_valid, gaussians_from_activated, levels, sh0_from_colors
 from ..sh_colors import colors_of_sh
 from .foreign import Warn
 from .model_memory import check_model_memory
-from .quantization import check_valid, gaussians_from_activated, levels, sh0_from_colors
 
 NORM_TOLERANCE = 1 / 64
 """Quaternions whose norm differs from 1 by at most this are not normalized: those of a file have rounded components."""

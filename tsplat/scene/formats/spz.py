@@ -25,10 +25,10 @@ from ...errors import FileError, UnsupportedError
 from ...support.extras import require
 from ...support.reading import read_file
 from ..gaussians import Gaussians
+from ..quantization import Floats, gaussians_from_arrays, quats_from_smallest_three
 from ..rotation import flip_axes, rotate_gaussians
 from .foreign import Warn, note_ignored
 from .model_memory import check_model_memory
-from .quantization import Floats, gaussians_from_arrays, quats_from_smallest_three
 from .spz_extensions import EXTENSIONS_MAX, QUARTER_TURN, RUB, Axes, parse_extensions
 
 GZIP, MAGIC = b"\x1f\x8b", b"NGSP"

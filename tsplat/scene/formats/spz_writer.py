@@ -16,8 +16,8 @@ from ...support.extras import require
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
 from ..model_rows import MeanRounding, Rows, as_rows, morton_sorted
+from ..quantization import Bytes, Floats, Rounding, check_degree, rotation_codes, valid_bounds
 from ..rotation import sh_signs
-from .quantization import Bytes, Floats, Rounding, check_degree, rotation_codes, valid_bounds
 from .spz import ANTIALIASED, COLOR_SCALE, FRACTION_MAX, HEADER, HEADER_4, MAGIC, STREAM, decode_quats
 from .spz_extensions import RUB
 

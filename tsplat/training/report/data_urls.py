@@ -28,7 +28,6 @@ QUALITY, SHRINK_MAX, SIDE_MIN = 87, 0.9, 16
 ERROR_GAIN = 4
 """Absolute error of 1 / this is the brightest color."""
 
-
 EncodedImage = dict[str, Any]
 """The `url` of an image, and its `width` and `height` in pixels."""
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from ...errors import ArgumentError, FileError
 from ...scene.capture.block_plans import BlockPlan, crop_to_block, digest, read_plan
-from ...scene.editing.joining import merge_models
 from ...scene.formats.checkpoints import open_model
 from ...scene.formats.foreign import Warn
 from ...scene.gaussians import Gaussians
+from ...scene.joining import merge_models
 from ...support.reading import read_json
 from ...viewing.run_files import CONFIG, METRICS
 from ..configuration import RunConfig, read_config

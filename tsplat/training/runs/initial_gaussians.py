@@ -21,10 +21,10 @@ from ...scene.capture.block_plans import BlockPlan
 from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture, View
 from ...scene.dominant_axes import dominant_axes
-from ...scene.editing.joining import merge_models, set_sh_degree
 from ...scene.extents import with_near_planes
 from ...scene.formats.checkpoints import is_run, open_model
 from ...scene.gaussians import GSPLAT_NAMES, Gaussians, drop_invalid
+from ...scene.joining import merge_models, set_sh_degree
 from ...scene.rotation import transform_gaussians
 from ...strategies.random_numbers import draw_key, row_indices, standard_normal
 from ...support.reading import check_possible

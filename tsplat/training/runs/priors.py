@@ -16,9 +16,10 @@ from ...scene.cameras import Camera, project_points
 from ...scene.capture.views import Capture, View
 from ...scene.exr_maps import read_exr
 from ...scene.images import BoundedFile, open_image
+from ...scene.rotation import similarity_scale
 from ...support.extras import require
 from ...support.progress import reported
-from ..configuration import DepthKind, RunConfig
+from ..configuration import PriorKind, RunConfig
 
 KINDS = {"depth_prior": 1, "depth_confidence": 1, "normal_prior": 3}
 """Option and field of a view -> number of channels."""
@@ -26,7 +27,7 @@ KINDS = {"depth_prior": 1, "depth_confidence": 1, "normal_prior": 3}
 SUFFIXES = (".npy", ".exr", ".png")
 """Endings of the names of maps; the first that exists is read."""
 
-EXPECTED: dict[DepthKind, tuple[str, str]] = {
+EXPECTED: dict[PriorKind, tuple[str, str]] = {
     "inverse": ("inverse depth, large where the scene is near", "small"),
     "disparity": ("disparity, large where the scene is near", "small"),
     "metric": ("depth, small where the scene is near", "large"),
@@ -176,7 +177,7 @@ def _radius(camera: Camera, x: Tensor, y: Tensor) -> Tensor:
     return torch.hypot((x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1])
 
 
-def _known(values: Tensor, name: str, kind: DepthKind) -> Tensor:
+def _known(values: Tensor, name: str, kind: PriorKind) -> Tensor:
     """Returns where a map [channels, H, W] has a value. [H, W] bool"""
     if name == "depth_prior":
         return values[0].isfinite() & (values[0] != 0 if kind == "inverse" else values[0] > 0)
@@ -220,7 +221,7 @@ class Sample:
         return float(torch.corrcoef(ranks)[0, 1])
 
 
-def _check_depths(folder: str, kind: DepthKind, samples: Sequence[Sample]) -> None:
+def _check_depths(folder: str, kind: PriorKind, samples: Sequence[Sample]) -> None:
     """Raises FileError if the ranks of most maps are opposite to those of the inverse depths of points."""
     n_opposite = sum(
         sample.correlation < min(CORRELATION_MAX, -DEVIATIONS * len(sample.values) ** -0.5) for sample in samples
@@ -242,7 +243,7 @@ def _check_depths(folder: str, kind: DepthKind, samples: Sequence[Sample]) -> No
 
 def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -> tuple[float, list[str]]:
     """Returns the unit of metric maps in the local frame, and notes: as given, or the median of views by points."""
-    per_file = float(torch.linalg.det(capture.frame.to_local()[:3, :3]) ** (1 / 3))
+    per_file = similarity_scale(capture.frame.to_local())
     if config.depth_unit:
         return config.depth_unit * per_file, []
     medians = [float((sample.values / sample.inverse).median()) for sample in samples]
@@ -372,7 +373,7 @@ def _points_away(view: View) -> bool:
     return bool((cosines > 0).sum() > (cosines < 0).sum())
 
 
-def _read(path: Path, name: str, kind: DepthKind) -> Tensor:
+def _read(path: Path, name: str, kind: PriorKind) -> Tensor:
     """Reads a map, [channels, H, W] fp32.
 
     Values of PNGs are from 0 to 1, or, of three channels, from -1 to 1; those of metric depth are as in the file.

@@ -327,12 +327,10 @@ def fit_and_report(
     """
     print_setup(trainer, capture)
     observers: list[Observer] = [ProgressDisplay()]
-    if run is not None and run.tensorboard and trainer.ranks.is_main:
-        observers.append(TensorBoardLog(folder / "tensorboard"))
-    if run is not None and run.wandb and trainer.ranks.is_main:
-        observers.append(WandbLog(folder, run))
-    if run is not None and run.trackio and trainer.ranks.is_main:
-        observers.append(TrackioLog(folder, run))
+    if run is not None and trainer.ranks.is_main:
+        observers += [TensorBoardLog(folder / "tensorboard")] * run.tensorboard
+        observers += [WandbLog(folder, run)] * run.wandb
+        observers += [TrackioLog(folder, run)] * run.trackio
     loop = RunLoop(
         trainer,
         capture.test,

@@ -28,11 +28,11 @@ from ....support.reading import check_memory, read_file, stays_inside
 from ...gaussians import Gaussians
 from ...georeference import relative_to
 from ...model_rows import ModelProperties
+from ...quantization import gaussians_from_activated, gaussians_from_arrays
 from ...rotation import rotation_matrix
 from ..foreign import Warn, listed, note_ignored
 from ..json_objects import JsonObject
 from ..model_memory import bytes_of
-from ..quantization import gaussians_from_activated, gaussians_from_arrays
 from .linear import join_models, move_and_flip
 
 EXTENSION = "KHR_gaussian_splatting"

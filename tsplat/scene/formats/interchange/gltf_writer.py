@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ....support.files import atomic_write
 from ...gaussians import Gaussians
+from ...quantization import Bytes, Floats
 from ...sh_colors import colors_of_sh
-from ..quantization import Bytes, Floats
 from .gltf import BINARY_CHUNK, CHUNK, EXTENSION, FLAGS, HEADER, JSON_CHUNK, MAGIC, POINTS, SIGNS
 from .linear import linear_arrays, linear_colors
 

@@ -8,18 +8,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....precision import identity
-from ...editing.joining import merge_models
 from ...extents import far_origin, rounding_at
 from ...gaussians import Gaussians
-from ...rotation import flip_axes, transform_gaussians
-from ..foreign import Warn
-from ..quantization import (
+from ...joining import merge_models
+from ...quantization import (
     LOG_SCALE_MAX,
     OPACITY_MARGIN,
     Floats,
     check_degree,
     check_valid,
 )
+from ...rotation import flip_axes, transform_gaussians
+from ..foreign import Warn
 
 SAMPLED = 1 << 16
 """Number of positions by which it is found whether single precision holds them."""

@@ -28,9 +28,9 @@ from ....support.files import ZIP, atomic_write
 from ....support.reading import note_read, open_file
 from ...gaussians import Gaussians
 from ...georeference import relative_to
+from ...quantization import gaussians_from_activated
 from ..foreign import Warn
 from ..model_memory import check_model_memory, gaussians_that_fit
-from ..quantization import gaussians_from_activated
 from .linear import join_models, linear_arrays, move_and_flip
 from .usd_process import ORIGIN, SH, TYPE
 

@@ -13,8 +13,8 @@ import torch
 
 from ....errors import ArgumentError, FileError, UnsupportedError
 from ....support.reading import allow_overwrite, read_file, stays_inside
-from ...editing.joining import merge_models
 from ...gaussians import Gaussians
+from ...joining import merge_models
 from ..foreign import Warn, note_ignored
 from ..image_sets import META, named_images
 from ..json_objects import JsonObject, is_file_name

@@ -18,8 +18,8 @@ from ...editing.levels import detail_levels
 from ...gaussians import Gaussians
 from ...model_rows import RangeOfRows, Rows, as_rows, codes_of, morton_sorted
 from ...morton import BITS
+from ...quantization import LOG_SCALE_MAX, Floats, check_degree, valid_bounds
 from ..image_sets import META, free_suffix, write_files
-from ..quantization import LOG_SCALE_MAX, Floats, check_degree, valid_bounds
 from ..sog_writer import sog_files
 from .streamed_sog import LOD_META, VERSION, named_files
 

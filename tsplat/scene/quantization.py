@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import ArgumentError, FileError, UnsupportedError
-from ..gaussians import FLAT, PARAMETERS, Gaussians
-from ..model_rows import ModelProperties, Rows, as_rows
-from ..sh_colors import sh_of_colors
-from .foreign import Warn
+from ..errors import ArgumentError, FileError, UnsupportedError
+from .formats.foreign import Warn
+from .gaussians import FLAT, PARAMETERS, Gaussians
+from .model_rows import ModelProperties, Rows, as_rows
+from .sh_colors import sh_of_colors
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ...config import SH_DEGREE_MAX
-from ...errors import ArgumentError
-from ..formats.foreign import Warn
-from ..gaussians import Gaussians, concatenate
+from ..config import SH_DEGREE_MAX
+from ..errors import ArgumentError
+from .formats.foreign import Warn
+from .gaussians import Gaussians, concatenate
 
 
 def merge_models(models: Sequence[Gaussians], *, warn: Warn = warnings.warn) -> Gaussians:

@@ -17,7 +17,7 @@ from tsplat.errors import ArgumentError
 from tsplat.scene import Gaussians, read_model, write_model
 from tsplat.scene.formats.models import WRITERS
 from tsplat.scene.formats.png_images import PARAMETERS, read_png_images, write_png_images
-from tsplat.scene.formats.quantization import rounded
+from tsplat.scene.quantization import rounded
 
 QUANTIZED = [format for format in WRITERS if format not in ("ply", *LINEAR)]
 STEPS = {
