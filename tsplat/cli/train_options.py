@@ -213,7 +213,7 @@ def _resume(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _with_view(parser: Parser, options: argparse.Namespace) -> argparse.Namespace:
-    """Returns options with `view`, :class:`ViewOptions` or None, of which those of the view are consistent."""
+    """Returns options with `view`, :class:`ViewOptions` or None, after checking those of the view."""
     view = settings_of(parser, options, ViewOptions(), "view_")
     if options.view_close and (view.stay or not options.view):
         parser.error("--view-close: only with --view, and not with --view-stay")

@@ -25,8 +25,8 @@ def read_exr(path: Path, n_channels: int) -> NDArray[np.float32]:
     """Returns a map [H, W, channels] of an OpenEXR file of floats, halves or integers.
 
     A map of one channel is the channel ``Z``, else ``depth``, ``Y``, ``V``, ``R`` or the only one; one of three, ``X``,
-    ``Y`` and ``Z``, or ``R``, ``G`` and ``B``. Names may have layers before them, as in ``ViewLayer.Depth.Z``. Of files
-    of several parts, the first is read.
+    ``Y`` and ``Z``, or ``R``, ``G`` and ``B``. Names may have layers before them, as in ``ViewLayer.Depth.Z``. Only
+    the first part of a file is read.
 
     Raises:
         FileError: The file is damaged, cropped, or has no or several such channels.

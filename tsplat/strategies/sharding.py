@@ -51,8 +51,8 @@ def count(ranks: RankGroup | None, n: int) -> tuple[int, int]:
 def route(ranks: RankGroup | None, sources: Sequence[range], targets: Sequence[range]) -> Callable[[Tensor], Tensor]:
     """Returns a collective function that moves rows to other ranks.
 
-    Of consecutively numbered rows, each rank has those of its range of `sources`, and gets those of its range of
-    `targets`, which are consecutive.
+    Rows are numbered. Each rank has the rows of its range of `sources`, and gets those of its range of `targets`.
+    Ranges are consecutive.
     """
     if ranks is None:
         return lambda rows: rows[: len(targets[0])]

@@ -32,8 +32,8 @@ PRIOR = 0.01
 """Weight, in observations, of a prior that a gain is 1, so that views that share no points have a solution."""
 
 VIEW_OBSERVATIONS_MIN, OBSERVATIONS_MAX = 8, 1 << 19
-"""A view with fewer shared points has no gain; no view has one if the mean number is lower. Of more observations in
-total, those of every k-th point are used."""
+"""A view with fewer shared points has no gain; no view has one if the mean number is lower. If there are more
+observations in total, those of every k-th point are used."""
 
 EXPOSURE_SPREAD_MIN = 0.1
 """Minimum standard deviation of the logarithms of exposures. With a constant exposure, the colors of a point differ by

@@ -98,7 +98,7 @@ class Selection:
 
 
 class DenseGradients:
-    """Gradients of all Gaussians, of which those of some rows are not zero, in memory that is kept between steps.
+    """Gradients of all Gaussians, zero but for some rows, in memory that is kept between steps.
 
     Args:
         parameters: Those of all Gaussians.

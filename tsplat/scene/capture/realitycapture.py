@@ -52,7 +52,7 @@ FLATNESS = 100.0
 def find_cameras_table(folder: Path) -> Path | None:
     """Returns the table of cameras in a folder, or `folder` if it is one; None for none or several.
 
-    Of one table with angles and others, that with angles is returned.
+    A table with angles is preferred to others.
     """
     if folder.suffix.lower() == ".csv":
         return folder if _columns_of(folder) else None

@@ -120,7 +120,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), ``lod-meta.json`` (Streamed SOG), one
             ``.lcc`` or ``.lcc2``, or ``point_cloud.ply``, or with the checkpoints of gsplat's ranks or of nerfstudio's
             splatfacto; or the output folder of gsplat's, nerfstudio's (also its ``config.yml``) or Inria's trainer,
-            whose last step is read. Of levels of detail, the finest one is read.
+            whose last step is read. The finest level of detail is read.
         force: See :func:`read_torch_checkpoint`. Ignored for other formats.
         warn: Called with a note of one line that names what the file holds beyond 3D Gaussians and is ignored.
 

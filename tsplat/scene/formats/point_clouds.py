@@ -29,7 +29,7 @@ def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn
     """Reads the positions [P, 3] fp64 and colors [P, 3] fp32 of a PLY's vertices, or of a LAS, LAZ or E57 file, without
     those whose position is not finite.
 
-    Colors are RGB in [0, 1], gray if the file has none. Of a file with more than :data:`POINTS_MAX` points, one of
+    Colors are RGB in [0, 1], gray if the file has none. If a file has more than :data:`POINTS_MAX` points, one of
     every k is read. `warn` is called with notes that count the points that are left out. Raises FileError for a file
     that has no points, is cut short, or has fewer than two points, and MissingExtraError for one of a scanner without
     the extra ``points``.

@@ -52,7 +52,7 @@ RUB = Axes.of("RUB")
 
 
 def parse_extensions(path: str, records: bytes, warn: Warn) -> Axes:
-    """Returns the axes that the extensions of a file name, by default :data:`RUB`. Of several names, the first counts.
+    """Returns the axes that the extensions of a file name, by default :data:`RUB`. The first name counts.
 
     Args:
         path: For messages.

@@ -41,7 +41,7 @@ def parse_gpus(text: str) -> list[int]:
 def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
     """Returns the number of ranks and the indices of their GPUs; with ``gpus``, there is one rank for each.
 
-    Of a process that torchrun or srun has started, the number is theirs, and none of its GPUs are to be chosen. Raises
+    If torchrun or srun has started the process, the number is theirs, and none of its GPUs are to be chosen. Raises
     ArgumentError if there are no such GPUs, or not as many ranks as were started.
     """
     if is_launched():

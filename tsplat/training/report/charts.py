@@ -44,7 +44,7 @@ Chart = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A curve of points x and y, of which those that are not finite are left out, and its label in the legend.
+    """A curve of points x and y, without those that are not finite, and its label in the legend.
 
     "main" has a marker at each point; "faint" is a thin line, of which long parts are averaged.
     """

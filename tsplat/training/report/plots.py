@@ -39,7 +39,7 @@ def evenly_spaced(values: Sequence[T]) -> list[T]:
 def write_contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: Sequence[Score]) -> None:
     """Writes a labeled PNG with a row per view: photograph, start, result, and the result's absolute error times 4.
 
-    The error is averaged over RGB. Of more than six views, six are shown. Raises ArgumentError if there are no views,
+    The error is averaged over RGB. At most six views are shown. Raises ArgumentError if there are no views,
     or `start` and `result`, scores before and after training, differ in their views.
     """
     require("PIL", "matplotlib")

@@ -278,8 +278,10 @@ def describe_capture(capture: Capture) -> Description:
 
 def difference(saved: Description, current: Description, scene: str, *, with_hash: bool = True) -> str:
     """Returns a sentence about what differs between two :func:`describe_capture`; empty if nothing does.
-    What was not saved, as by earlier versions, is not compared. Of points that another version has moved, compares
-    only the number, without `with_hash`."""
+
+    What was not saved, as by earlier versions, is not compared. Points that another version has moved are compared
+    without `with_hash`, by their number only.
+    """
     photographs = _photograph_differences(saved.get("photographs"), current.get("photographs", {}))
     cameras, new_cameras = saved.get("cameras", {}), current.get("cameras", {})
     moved = [name for name in cameras if name in new_cameras and _is_other_camera(cameras[name], new_cameras[name])]
