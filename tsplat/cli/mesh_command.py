@@ -40,7 +40,7 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
     add("--data", type=path, metavar="SCENE", help=data)
     add("--views", **COUNT, default=100, help="maximum number of cameras, evenly chosen (100)")
     add("--size", **SIZE, default=640, help="longest side of the depth images in pixels (640)")
-    depth = "depth at which a ray meets the surface: the mean, or where half of the light is left (median)"
+    depth = "depth at which a ray meets the surface: the mean, or around where half of the light is left (median)"
     add("--depth", choices=get_args(DepthKind), default="median", help=depth)
     add("--voxel", type=positive, metavar="SIZE", help="edge of a voxel in world units")
     add("--resolution", **COUNT, help="number of voxels along the longest side, in place of --voxel (256)")

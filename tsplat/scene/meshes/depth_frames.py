@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from ...config import Backend
+from ...config import Backend, RenderMode
 from ...errors import UnsupportedError
 from ...ops.depth_maps import depth_to_normals, depth_to_points
 from ..cameras import Camera
@@ -22,8 +22,11 @@ DepthKind = Literal["expected", "median"]
 ALPHA_MIN, ALPHA_EMPTY = 0.5, 0.1
 """Alpha from which a pixel shows a surface, and up to which it shows empty space."""
 
-SLABS = 24
-"""Slabs of equally many Gaussians by which the median depth of 3D Gaussians is found."""
+SLABS = 12
+"""Slabs of equally many Gaussians by which the median depth is found."""
+
+SAME_DEPTH = 1e-3
+"""Relative difference of depths that are those of one surface, however thin slabs are."""
 
 WEIGHT_MIN = 0.1
 """Least weight of a pixel that shows a surface; that of one that is seen at a right angle is 1."""
@@ -79,9 +82,8 @@ class DepthRenderer:
 
     Args:
         gaussians: Valid ones, on the device to render on.
-        depth: ``"expected"``, the mean of z weighted as colors are; or ``"median"``, where the transmittance falls
-            below one half: of 2D Gaussians the depth of the plane that the ray meets, of 3D Gaussians the mean z of
-            those in a thin slab.
+        depth: ``"expected"``, the mean of z weighted as colors are; or ``"median"``, the mean of z around the depth
+            at which the transmittance falls below one half: of 2D Gaussians of the planes that the ray meets.
         backend: As for :func:`tsplat.rasterization`.
     """
 
@@ -94,38 +96,43 @@ class DepthRenderer:
         """Renders a pinhole camera, which needs a near plane."""
         camera = camera.to(self._model.gaussians.means.device)
         gaussians = self._model.seen_by(camera, near=camera.near or 0.0)
-        image, alphas, medians = self._render(gaussians, camera)
-        depths = image[..., 3]
-        if self._depth == "median":
-            depths = self._find_medians(gaussians, camera) if medians is None else medians
+        image, alphas = self._render(gaussians, camera, "RGB+ED")
+        depths = self._find_medians(gaussians, camera) if self._depth == "median" else image[..., 3]
         shown = (alphas >= ALPHA_MIN) & (depths > 0)
         depths = torch.where(shown, depths, torch.where(alphas > ALPHA_EMPTY, 0, math.inf))
         return DepthFrame(camera, depths, image[..., :3].clamp(0, 1), _weights(camera, depths))
 
-    def _render(self, gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Renders colors and expected depth [H, W, 4], alpha [H, W] and, of 2D Gaussians, the median depth [H, W]."""
-        options: dict[str, Any] = dict(background=None, render_mode="RGB+ED", backend=self._backend)
+    def _render(self, gaussians: Gaussians, camera: Camera, render_mode: RenderMode) -> tuple[Tensor, Tensor]:
+        """Renders channels [H, W, X], of which expected depth is the last one, and alpha [H, W]."""
+        options: dict[str, Any] = dict(background=None, render_mode=render_mode, backend=self._backend)
         if gaussians.surfels:
             options["depth_mode"] = "ray" if self._depth == "median" else "expected"
-        images, alphas, meta = render_views(gaussians, [camera], **options)
-        medians = meta["render_median"][0, ..., 0] if gaussians.surfels else None
-        return images[0], alphas[0, ..., 0], medians
+        images, alphas, _ = render_views(gaussians, [camera], **options)
+        return images[0], alphas[0, ..., 0]
 
     def _find_medians(self, gaussians: Gaussians, camera: Camera) -> Tensor:
         """Returns the depth [H, W] at which the transmittance falls below one half; 0 where it does not.
 
         The Gaussians are rendered in slabs of depth, front to back, by whose transmittances it is found in which slab
-        that is. The depth is the expected one of this slab.
+        that is. The depth is the expected one of this slab and those of its neighbors that are no farther from it than
+        slabs are thick: a surface that two slabs share would have a step where the median passes from one to the other.
         """
         z = gaussians.means @ camera.viewmat[2, :3] + camera.viewmat[2, 3]
         order = z.argsort()
         transmittance = torch.ones(camera.height, camera.width, dtype=torch.float32, device=z.device)
-        medians = torch.zeros_like(transmittance)
+        sums, last = torch.zeros(2, *transmittance.shape, device=z.device), torch.zeros(2, 1, 1, device=z.device)
+        was_crossed = torch.zeros_like(transmittance, dtype=torch.bool)
+        last_depth, last_thickness = torch.zeros_like(transmittance), z.new_zeros(())
         for rows in order[z[order] >= (camera.near or 0.0)].chunk(SLABS):
-            image, alphas, _ = self._render(gaussians.select(rows.sort().values), camera)
+            images, alphas = self._render(gaussians.select(rows.sort().values), camera, "ED")
             before, transmittance = transmittance, transmittance * (1 - alphas)
-            medians = torch.where((before > 0.5) & (transmittance <= 0.5), image[..., 3], medians)
-        return medians
+            depth, thickness = images[..., 0], z[rows[-1]] - z[rows[0]]
+            is_close = (depth - last_depth).abs() <= (thickness + last_thickness) / 2 + SAME_DEPTH * depth
+            weighted = before * alphas * torch.stack([depth, torch.ones_like(depth)])
+            is_crossed = (before > 0.5) & (transmittance <= 0.5)
+            sums += weighted * (is_crossed | (was_crossed & is_close)) + last * (is_crossed & is_close)
+            last, was_crossed, last_depth, last_thickness = weighted, is_crossed, depth, thickness
+        return sums[0] / sums[1].clamp_min(1e-12)
 
 
 def _weights(camera: Camera, depths: Tensor) -> Tensor:

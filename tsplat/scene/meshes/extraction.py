@@ -72,8 +72,8 @@ def extract_mesh(
     Args:
         gaussians: On the device to render on. Invalid Gaussians are removed.
         cameras: Pinhole or fisheye cameras, which are rendered without distortion.
-        depth: ``"expected"``, the mean of z weighted as colors are; or ``"median"``, z where half of the light is left:
-            of 2D Gaussians exactly, of 3D Gaussians the mean z of a thin slab.
+        depth: ``"expected"``, the mean of z weighted as colors are; or ``"median"``, the mean of z around the depth
+            where half of the light is left.
         voxel: Edge of a voxel in world units.
         resolution: Number of voxels along the longest side, 256 by default; not with `voxel`.
         bounds: Two corners of a box; None for that of what the cameras show, without what is much farther away than the
