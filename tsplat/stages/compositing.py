@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -66,12 +67,13 @@ class _Composite(torch.autograd.Function):
         inputs: _Inputs = restore(inputs_structure, input_tensors)
         splats, means2d = inputs.flat_splats(), inputs.splats.means2d
         size = (n_images, settings.camera.height, settings.camera.width)
+        integers = functools.partial(torch.empty, dtype=torch.int32, device=means2d.device)
         buffers = RenderBuffers(
-            means2d.new_empty(*size, splats.n_features + settings.distortion),
-            means2d.new_empty(size),
-            torch.empty(size, dtype=torch.int32, device=means2d.device) if any(ctx.needs_input_grad) else None,
-            torch.empty(size, dtype=torch.int32, device=means2d.device) if settings.distortion else None,
-            means2d.new_empty(*size, 1),
+            colors=means2d.new_empty(*size, splats.n_features + settings.distortion),
+            transmittances=means2d.new_empty(size),
+            last_ids=integers(size) if any(ctx.needs_input_grad) else None,
+            median_rows=integers(size) if settings.distortion else None,
+            alphas=means2d.new_empty(*size, 1),
         )
         n_bands = 0
         whole: Intersections | None = None
@@ -193,7 +195,13 @@ def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
     indices[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
     span_starts = torch.arange(n_rows + 1, dtype=torch.int32, device=order.device)
     isect_starts = torch.searchsorted(rows, span_starts, out_int32=True)
-    return GaussianMajor(indices, isect_starts, span_starts, span_starts[:-1], span_starts[:-1])
+    return GaussianMajor(
+        indices=indices,
+        isect_starts=isect_starts,
+        span_starts=span_starts,
+        rows=span_starts[:-1],
+        positions=span_starts[:-1],
+    )
 
 
 def composite(

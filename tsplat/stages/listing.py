@@ -186,7 +186,13 @@ def list_intersections(
     else:
         unsorted_indices = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
         isect_offsets = unsorted_indices[:0]
-    gaussian_major = GaussianMajor(unsorted_indices, spans.isect_starts, spans.span_starts, spans.rows, spans.positions)
+    gaussian_major = GaussianMajor(
+        indices=unsorted_indices,
+        isect_starts=spans.isect_starts,
+        span_starts=spans.span_starts,
+        rows=spans.rows,
+        positions=spans.positions,
+    )
     return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
 
 

@@ -3,10 +3,10 @@ r"""Front-to-back compositing of the Gaussians of each tile, forward and backwar
 **The idea.** Color of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T_end
 background, with w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)), T_i the product of 1 - alpha_j over j < i,
 and T_end that over all. One program, of one warp, renders one part of a tile, the parts with the longest lists first.
-Parts fill a GPU where tiles are few, and fewer Gaussians reach a part than its tile. The program walks the part's list
-one Gaussian after the other, and loads each record while it blends the one before. Very long lists are cut into chunks,
-each with a program of its own: the product of 1 - alpha over each chunk comes first and gives T where the next one
-starts; the colors of chunks are added last.
+(In the backward pass on a CPU, it renders all parts of a tile.) Parts fill a GPU where tiles are few, and fewer
+Gaussians reach a part than its tile. The program walks the part's list one Gaussian after the other, and loads each
+record while it blends the one before. Very long lists are cut into chunks, each with a program of its own: the product
+of 1 - alpha over each chunk comes first and gives T where the next one starts; the colors of chunks are added last.
 
 The backward pass walks back to front, starting from the remaining transmittance and dividing 1 - alpha out again. One
 recurrence replaces a buffer per channel. With v the gradient of the pixel, let behind_i = (sum over j > i of
@@ -135,7 +135,13 @@ def composite_fwd(
         None if products is None or t is None else torch.empty_like(products, dtype=torch.int32)
         for t in (buffers.last_ids, buffers.median_rows)
     )
-    chunks = Chunks(products, lists.chunk_transmittances, last_ids, lists.chunk_colors, median_rows)
+    chunks = Chunks(
+        products=products,
+        transmittances=lists.chunk_transmittances,
+        last_ids=last_ids,
+        colors=lists.chunk_colors,
+        median_rows=median_rows,
+    )
     assert lists.ids is not None
     forward = features_fwd if by_matrices else walk_fwd
     forward(splats, records, lists.ids, ranges, chunks, backgrounds, masks, buffers, band)
@@ -224,12 +230,12 @@ def _allocate_gradients(splats: Splats, settings: CompositingSettings, *, zero: 
     allocate = splats.opacities.new_zeros if zero else splats.opacities.new_empty
     columns = FOOTPRINTS[settings.footprint].slot_columns(n_features, settings.absgrad)
     return SplatGradients(
-        allocate(n_rows, 2),
-        allocate(splats.shapes.shape),
-        allocate(n_rows),
-        allocate(n_rows, n_features),
-        allocate(n_rows, 2) if settings.absgrad else None,
-        allocate(n_rows, -(-columns // 4) * 4) if has_sums else None,  # padded for wide loads
+        v_means2d=allocate(n_rows, 2),
+        v_shapes=allocate(splats.shapes.shape),
+        v_opacities=allocate(n_rows),
+        v_features=allocate(n_rows, n_features),
+        absgrad=allocate(n_rows, 2) if settings.absgrad else None,
+        sums=allocate(n_rows, -(-columns // 4) * 4) if has_sums else None,  # padded for wide loads
     )
 
 
@@ -248,7 +254,12 @@ def _list_again(splats: Splats, band: BandTask, image: Tensor) -> PartLists:
     if lists.n_chunks == 0:
         return lists
     medians = image.new_empty(image.shape[:3], dtype=torch.int32) if band.settings.distortion else None
-    buffers = RenderBuffers(image.new_empty(image.shape), image.new_empty(image.shape[:3]), None, medians)
+    buffers = RenderBuffers(
+        colors=image.new_empty(image.shape),
+        transmittances=image.new_empty(image.shape[:3]),
+        last_ids=None,
+        median_rows=medians,
+    )
     lists = composite_fwd(splats, None, None, band.intersections, buffers, band.settings, band.rays)
     assert lists is not None
     return lists

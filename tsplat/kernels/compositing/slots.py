@@ -459,7 +459,13 @@ def assign_slots(lists: PartLists, band: BandTask, records: Tensor, columns: int
         assert lists.bitmasks is not None
         n_words = lists.bitmasks.shape[1]
         entries = Entries(
-            torch.empty_like(rows), rows, indices, isect_offsets, lists.bitmasks, lists.bit_counts, n_words
+            listed=torch.empty_like(rows),
+            rows=rows,
+            slots=indices,
+            isect_offsets=isect_offsets,
+            bitmasks=lists.bitmasks,
+            bit_counts=lists.bit_counts,
+            n_words=n_words,
         )
         slot_starts = gaussian_major.isect_starts
         launch_order, allocate, n_slots = (

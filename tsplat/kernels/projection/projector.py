@@ -36,14 +36,14 @@ class Constants(NamedTuple):
     @classmethod
     def of(cls, settings: ProjectionSettings, cameras: Cameras) -> "Constants":
         return cls(
-            LENSES[settings.camera.model],
-            settings.camera.readout,
-            0 if cameras.lens is None else cameras.lens.shape[-1],
-            settings.unscented,
-            settings.antialiased,
-            settings.numerics.compensation_floor,
-            settings.numerics.extend,
-            settings.numerics.opacity_aware,
+            LENS=LENSES[settings.camera.model],
+            READOUT=settings.camera.readout,
+            N_LENS=0 if cameras.lens is None else cameras.lens.shape[-1],
+            UNSCENTED=settings.unscented,
+            COMPENSATE=settings.antialiased,
+            FLOOR=settings.numerics.compensation_floor,
+            EXTEND=settings.numerics.extend,
+            OPACITY_AWARE=settings.numerics.opacity_aware,
         )
 
 
