@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from tests.support.paths import ROOT
-from tsplat.runtime.bundles import flatten, regroup, restore, structure
+from tsplat.runtime.bundles import flatten, restore, structure
 
 
 class Inner(NamedTuple):
@@ -37,11 +37,6 @@ def test_restored_bundle_has_the_same_values():
 
 def test_structure_holds_no_tensor():
     assert flatten(structure(Outer(Inner(4, torch.ones(1)), None, "x", torch.ones(1)))) == [None] * 4
-
-
-def test_bundles_side_by_side_are_told_apart():
-    bundles = [Outer(Inner(4, "a"), None, "x", "b"), Inner(5, "c", "d")]
-    assert regroup([*bundles[0], *bundles[1]], Outer, Inner) == bundles
 
 
 def test_bundles_are_not_sliced_by_position():

@@ -6,7 +6,6 @@ fields of a bundle, so that a new field needs no change of them. A tree is a nes
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -55,12 +54,6 @@ def restore(like: Any, flat: Iterable[Any]) -> Any:
         next(rest) if value is None else restore(value, rest) if isinstance(value, tuple) else value for value in like
     ]
     return tuple.__new__(type(like), values)
-
-
-def regroup(flat: Iterable[Any], *kinds: type[Any]) -> list[Any]:
-    """Returns NamedTuples of these types, whose fields follow one another in ``flat``."""
-    rest = iter(flat)
-    return [kind._make(itertools.islice(rest, len(kind._fields))) for kind in kinds]
 
 
 def map_tree(tree: Any, leaf_type: type[Any], function: Callable[[Any], Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +11,23 @@ from ..data import Cameras, Coefficients, Gaussians3D, ProjectedGaussians, Proje
 from ..precision import full_precision
 from ..runtime.autograd import apply, once_differentiable
 from ..runtime.backend import launchers
-from ..runtime.bundles import regroup
+from ..runtime.bundles import flatten, restore, split
 from .inputs import NO_HARMONICS, Harmonics, contiguous
 
 OUTPUTS = tuple(name for name in ProjectedGaussians._fields if name not in ("n_cameras", "n_gaussians"))
 """Names of the tensors that a projection returns."""
+
+
+class _Inputs(NamedTuple):
+    """Tensors that are projected, see :func:`project`."""
+
+    gaussians: Gaussians3D
+    cameras: Cameras
+    harmonics: Harmonics
+
+
+N_ARGUMENTS = 2
+"""Number of arguments of ``_Project`` before the tensors, which fill the structure of inputs that comes first."""
 
 
 class _Project(torch.autograd.Function):
@@ -23,28 +35,28 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, settings: ProjectionSettings, cameras_type: type[Cameras], degree: int, *tensors: Any
+        ctx: Any, inputs_structure: _Inputs, settings: ProjectionSettings, *tensors: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        centers, coeffs, higher, *rest = tensors
-        gaussians, cameras = regroup(rest, Gaussians3D, cameras_type)
+        inputs: _Inputs = restore(inputs_structure, tensors)
+        gaussians, harmonics = inputs.gaussians, inputs.harmonics
         device = gaussians.means.device
         colors = clamped = None
         with full_precision():
             kernels = launchers(device, settings.backend)
-            projected: ProjectedGaussians = kernels.projection_fwd(gaussians, cameras, settings)
+            projected: ProjectedGaussians = kernels.projection_fwd(gaussians, inputs.cameras, settings)
             dense_ids, radii = projected.dense_ids, projected.radii
-            if coeffs is not None:
+            if harmonics.coeffs is not None:
                 colors, clamped = kernels.spherical_harmonics_fwd(
                     gaussians.means,
-                    centers,
-                    Coefficients(coeffs, higher),
+                    harmonics.centers,
+                    Coefficients(harmonics.coeffs, harmonics.higher),
                     dense_ids,
                     radii,
-                    degree=degree,
+                    degree=harmonics.degree,
                     as_colors=True,
                 )
         ctx.save_for_backward(projected.row_of, radii, clamped, *tensors)
-        ctx.settings, ctx.cameras_type, ctx.degree, ctx.kernels = settings, cameras_type, degree, kernels
+        ctx.inputs_structure, ctx.settings, ctx.kernels = inputs_structure, settings, kernels
         integers = (radii, dense_ids, projected.row_of, projected.needed)
         ctx.mark_non_differentiable(*[tensor for tensor in integers if tensor is not None])
         ctx.set_materialize_grads(False)
@@ -54,21 +66,25 @@ class _Project(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Any, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: ProjectionSettings = ctx.settings
-        row_of, radii, clamped, centers, coeffs, higher, *rest = saved
-        gaussians, cameras = regroup(rest, Gaussians3D, ctx.cameras_type)
-        _, _, _, needs_centers, needs_coeffs, needs_higher, *flags = ctx.needs_input_grad
-        needs_gaussians, needs = regroup(flags, Gaussians3D, ctx.cameras_type)
+        row_of, radii, clamped, *tensors = saved
+        gaussians, cameras, harmonics = restore(ctx.inputs_structure, tensors)
+        needs: _Inputs = restore(ctx.inputs_structure, ctx.needs_input_grad[N_ARGUMENTS:])  # booleans
+        v_harmonics = NO_HARMONICS
         *v_rows, v_colors = v
         given = ProjectedGradients(**{f"v_{name}": t.contiguous() for name, t in zip(OUTPUTS, v_rows) if t is not None})
-        v_centers, v_coeffs = None, (None, None)
-        v_gaussians, v_cameras = ctx.kernels.projection_bwd(gaussians, cameras, row_of, radii, given, settings, needs)
-        if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs or needs_higher):
+        v_gaussians, v_cameras = ctx.kernels.projection_bwd(
+            gaussians, cameras, row_of, radii, given, settings, needs.cameras
+        )
+        needs_centers, needs_coeffs = needs.harmonics.centers, needs.harmonics.coeffs or needs.harmonics.higher
+        if v_colors is not None and (needs.gaussians.means or needs_centers or needs_coeffs):
             v_means, v_centers, v_coeffs = ctx.kernels.spherical_harmonics_bwd(
-                gaussians.means, centers, Coefficients(coeffs, higher), row_of, radii, clamped, v_colors,
-                degree=ctx.degree, needs_centers=needs_centers, v_means_before=v_gaussians.means,
+                gaussians.means, harmonics.centers, Coefficients(harmonics.coeffs, harmonics.higher), row_of, radii,
+                clamped, v_colors,
+                degree=harmonics.degree, needs_centers=needs_centers, v_means_before=v_gaussians.means,
             )  # fmt: skip
             v_gaussians = v_gaussians._replace(means=v_means)
-        return None, None, None, v_centers, *v_coeffs, *v_gaussians, *v_cameras
+            v_harmonics = Harmonics(harmonics.degree, v_centers, *v_coeffs)
+        return *(None,) * N_ARGUMENTS, *flatten(_Inputs(v_gaussians, v_cameras, v_harmonics))
 
 
 def _without_flat(gaussians: Gaussians3D, scale_min: float) -> Gaussians3D:
@@ -100,8 +116,8 @@ def project(
     n_cameras, n_gaussians = cameras.viewmats.shape[1], gaussians.means.shape[-2]
     if settings.unscented is not None and settings.numerics.scale_min > 0:
         gaussians = _without_flat(gaussians, settings.numerics.scale_min)
-    tensors = (harmonics.centers, harmonics.coeffs, harmonics.higher, *gaussians, *contiguous(cameras))
-    *rows, colors = apply(_Project, settings, type(cameras), harmonics.degree, *tensors)
+    inputs_structure, tensors = split(_Inputs(gaussians, contiguous(cameras), harmonics))
+    *rows, colors = apply(_Project, inputs_structure, settings, *tensors)
     projected = ProjectedGaussians(n_cameras, n_gaussians, **dict(zip(OUTPUTS, rows)))
     if not settings.packed:
         projected = projected._replace(means2d=projected.means2d.view(*batch, n_cameras, n_gaussians, 2))
