@@ -1,0 +1,57 @@
+"""Draws docs/surfels.png, a held-out view and the normals of its depth, from runs with 3D and with 2D Gaussians.
+
+    tsplat train SCENE --out RUN_3D --downscale 4 --steps 1500
+    tsplat train SCENE --out RUN_2D --downscale 4 --steps 1500 --primitive 2dgs
+    python -m benchmarks.surfel_image RUN_3D RUN_2D --view NAME
+
+Views are rendered at the size of the training and enlarged.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from tsplat import depth_to_normals
+from tsplat.scene import Camera, Gaussians, open_model
+from tsplat.scene.images import to_bytes
+from tsplat.scene.rendered_views import render_views
+from tsplat.viewing.run_cameras import find_cameras
+
+IMAGE = Path(__file__).parents[1] / "docs" / "surfels.png"
+ENLARGED, GAP, TITLE = 2, 12, 26
+"""The factor by which views are enlarged, and pixels between columns and of the name above an image."""
+
+
+def view_and_normals(gaussians: Gaussians, camera: Camera) -> list[Image.Image]:
+    """Returns what a camera sees, and the normals of its depth in the frame of the camera, as colors: red points right,
+    green up, and blue to the camera."""
+    with torch.no_grad():
+        images, _, _ = render_views(gaussians, [camera], render_mode="RGB+ED")
+        normals = depth_to_normals(images[0, ..., 3:], camera.viewmat.inverse(), camera.K)
+        normals = normals @ camera.viewmat[:3, :3].T * torch.tensor([1.0, -1.0, -1.0])
+    shown = (images[0, ..., :3].clamp(0, 1), (normals + 1) / 2)
+    return [Image.fromarray(to_bytes(image).numpy()) for image in shown]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("runs", type=Path, nargs=2, metavar="RUN", help="with 3D, and with 2D Gaussians")
+    parser.add_argument("--view", default="DSC_0423.JPG", help="name of a camera of the runs")
+    options = parser.parse_args()
+    camera = next(camera for camera in find_cameras(options.runs[0]) if camera.name == options.view)
+    width, height = (ENLARGED * size for size in (camera.width, camera.height))
+    column, row = width + GAP, height + TITLE
+    page = Image.new("RGB", (2 * column - GAP, 2 * row), "white")
+    pen, font = ImageDraw.Draw(page), ImageFont.load_default(TITLE - 10)
+    for x, (run, kind) in enumerate(zip(options.runs, ("3D", "2D"), strict=True)):
+        names = (f"held-out view, {kind} Gaussians", f"normals of its depth, {kind} Gaussians")
+        for y, (image, name) in enumerate(zip(view_and_normals(open_model(run), camera), names, strict=True)):
+            pen.text((x * column + 2, y * row + 2), name, "black", font)
+            page.paste(image.resize((width, height), Image.Resampling.BICUBIC), (x * column, y * row + TITLE))
+    page.quantize(256).save(IMAGE, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
