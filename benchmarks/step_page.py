@@ -23,13 +23,12 @@ SSIM loss, backward and Adam. Step time is the larger of host and device time, p
 A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
 **These rows were recorded before calls replayed [passes](architecture.md#how-a-call-runs).** Counted since, for an
-eager call: cloud 30 launches, 8 operators, 1 wait, and 87 us (H100) to 101 us (A100) of device time; kettle-400x300
-37, 12, 2, 275 to 378; garden-648x420 33, 12, 2, 328 to 433. Since packed calls [keep visible rows
-only](decisions/0066-packed-rows-with-a-capacity.md), cloud has 28 launches, 9 operators and 88 us (H100). On the
-emulated driver, Python took 218 us of a replayed call, 239 of a packed one (before that change) and 247 with a
-capacity: thread CPU time, the best of 300 calls, on a busy machine
-whose speed varies by half. Before a launch was [one call of the driver](decisions/0048-passes.md), it took 244, 256
-and 250 there.
+eager packed call: cloud 28 launches, 9 operators, 1 wait, and 88 us (H100) to 102 us (A100) of device time;
+kettle-400x300 35, 11, 2, 271 to 374; garden-648x420 31, 13, 2, 320 to 423. On the emulated driver of an otherwise idle
+machine, Python takes 262 us of a replayed packed call of cloud and 232 of kettle, 217 of either if it is not packed,
+and 106 and 216 us of gsplat's: thread CPU time, the best of 300 calls. Host and device together, the step time of a
+packed call is then 1.25 (A100) to 1.44 (H100) times gsplat's for cloud, 0.18 to 0.22 for kettle, and 0.39 to 0.50 for
+garden-648x420.
 
 """
 

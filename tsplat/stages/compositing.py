@@ -269,11 +269,11 @@ def composite_outputs(
         if backgrounds is not None and not backgrounds.shape[-1]:
             backgrounds = None
         return composite(splats, backgrounds, *rest, settings, rays)
-    assert splats.colors is not None
     # Views sum what both compositions give to a tensor before callers add to that, as passes do.
     means2d = splats.means2d if settings.absgrad else splats.means2d.view_as(splats.means2d)
     shapes, opacities = splats.shapes.view_as(splats.shapes), splats.opacities.view_as(splats.opacities)
     splats = splats._replace(means2d=means2d, shapes=shapes, opacities=opacities)
+    assert splats.colors is not None
     walked = splats._replace(colors=splats.colors[:, :n_leading] if n_leading else None)
     others = splats._replace(colors=splats.colors[:, n_leading:])
     if settings.hits:
