@@ -63,7 +63,8 @@ def test_maps_are_read_resized_and_normalized(capture, tmp_path):
         (np.zeros((0, 40)), "expected numbers"),
         (b"", "cannot be read as a map"),
         (b"damaged", "cannot be read as a map"),
-        (None, r"has no file for any training view, such as '0\.png' with \.npy"),
+        (np.full((30, 40), np.nan), r"expected maps of inverse depth.*all values of all maps are zero or not finite"),
+        (None, r"has no file for any training view; for '0\.png', expected .*0\.npy, or \.exr or \.png there"),
     ],
 )
 def test_files_that_do_not_fit_are_errors(capture, tmp_path, values, message):
@@ -311,6 +312,8 @@ def test_the_unit_of_metric_maps_without_points_must_be_given(capture, tmp_path)
         (METRIC, lambda inverse, cosine, i: 2.0**i / inverse, "units of views deviate.*--depth-kind disparity"),
         (METRIC, lambda inverse, cosine, _: 1 / inverse / cosine, "maps of 3 of 3 views.*--depth-along ray"),
         (METRIC | dict(depth_along="ray"), lambda inverse, *_: 1 / inverse, "3 of 3 views.*--depth-along z"),
+        (METRIC, lambda inverse, *_: -1 / inverse, "expected maps of depth.* are zero, negative or not finite"),
+        (METRIC | dict(depth_unit=1.0), lambda inverse, cosine, i: 2.0**i / inverse, "from that of the points by 69%"),
         (DISPARITY, lambda inverse, *_: inverse - 0.3, "differ from sparse points by.*--depth-kind inv"),
     ],
 )  # fmt: skip
@@ -321,6 +324,22 @@ def test_maps_of_another_kind_are_said(posed, tmp_path, options, values, message
     except FileError as error:
         found = str(error)
     assert re.search(message, found), found
+
+
+@pytest.mark.parametrize(
+    ("unit", "told"),
+    [
+        (0.001, None),
+        (0.0011, None),
+        (1.0, "one unit of the maps is 0.001 units of the scene's files, .* and depth_unit is 1; leave it out"),
+    ],
+)
+def test_another_unit_than_that_of_the_points_is_said(posed, tmp_path, unit, told):
+    write_maps(tmp_path, posed.train, lambda inverse, *_: 1000 / inverse)
+    found = read_priors(posed, config(tmp_path, **METRIC, depth_unit=unit))
+    inverse = points_of(found.train[1])[1]
+    assert torch.allclose(found.train[1].depth_prior, 0.001 / unit * inverse, rtol=1e-4)  # the given unit is used
+    assert found.notes == () if told is None else len(found.notes) == 1 and re.search(told, found.notes[0])
 
 
 @pytest.mark.parametrize("kind", ["metric", "disparity", "inverse"])

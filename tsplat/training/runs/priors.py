@@ -93,8 +93,8 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
         n_missing = existing.count(None)
         if n_missing == len(existing):
             raise FileError(
-                f"{folder}: has no file for any training view, such as {capture.train[0].name!r} with .npy, .exr or "
-                ".png"
+                f"{folder}: has no file for any training view; for {capture.train[0].name!r}, expected "
+                f"{Path(folder, capture.train[0].name).with_suffix('.npy')}, or .exr or .png there"
             )
         notes = [f"{n_missing} of {len(existing)} training views have no {name}"] if n_missing else []
         views = [
@@ -104,16 +104,17 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
         checked = [view for view in views if getattr(view, name) is not None]
         checked = checked[:: -(-len(checked) // CHECKED_VIEWS_MAX)]
         if name == "depth_prior":
+            _check_known(folder, config.depth_kind, views)
             points = None if capture.random_points else capture.points
             samples = [sample for view in checked if (sample := _sample(view, points)) is not None]
             _check_depths(folder, config.depth_kind, samples)
             if config.depth_kind == "metric":
-                unit, unit_notes = _find_unit(capture, config, samples)
+                unit, points_unit, unit_notes = _find_unit(capture, config, samples)
                 views = [
                     view if view.depth_prior is None else view.replaced(depth_prior=view.depth_prior / unit)
                     for view in views
                 ]
-                samples = [dataclasses.replace(sample, values=sample.values / unit) for sample in samples]
+                samples = [dataclasses.replace(sample, values=sample.values / points_unit) for sample in samples]
                 notes += unit_notes
             notes += _note_misfits(folder, config, samples)
         elif name == "normal_prior":
@@ -241,28 +242,46 @@ def _check_depths(folder: str, kind: PriorKind, samples: Sequence[Sample]) -> No
     )
 
 
-def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -> tuple[float, list[str]]:
-    """Returns the unit of metric maps in the local frame, and notes: as given, or the median of views by points."""
+def _check_known(folder: str, kind: PriorKind, views: Sequence[View]) -> None:
+    """Raises FileError if no map of depth has a known value."""
+    if not any(view.depth_prior.isfinite().any() for view in views if view.depth_prior is not None):
+        unknown = "zero or not finite" if kind == "inverse" else "zero, negative or not finite"
+        raise FileError(f"{folder}: expected maps of {EXPECTED[kind][0]}; all values of all maps are {unknown}")
+
+
+def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -> tuple[float, float, list[str]]:
+    """Returns the unit of metric maps in the local frame, as given, or by points; that by points, the median of views,
+    or the given one if there are none; and notes."""
     per_file = similarity_scale(capture.frame.to_local())
-    if config.depth_unit:
-        return config.depth_unit * per_file, []
+    given = config.depth_unit * per_file
     medians = [float((sample.values / sample.inverse).median()) for sample in samples]
     units = torch.tensor(medians, dtype=torch.float64, device="cpu")
     if not len(units):
+        if given:
+            return given, given, []
         raise ArgumentError(
             "depth_unit: the unit of the metric maps cannot be estimated from sparse points; give it in units of the "
             "scene's files, 1 for the same unit (--depth-unit)"
         )
     unit = float(units.log().median().exp())
+    found = f"one unit of the maps is {unit / per_file:.4g} units of the scene's files, by the sparse points of "
+    found += f"{len(units)} views"
+    if given:
+        notes = []
+        if abs(math.log(unit / given)) > math.log1p(MISFIT_MAX):
+            notes.append(
+                f"depth_prior: {found}, and depth_unit is {config.depth_unit:g}; leave it out for that of the points"
+            )
+    else:
+        notes = [f"depth_prior: {found}"]
     spread = float((units / unit).log().abs().median())
-    source = f"by the sparse points of {len(units)} views"
-    notes = [f"depth_prior: one unit of the maps is {unit / per_file:.4g} units of the scene's files, {source}"]
     if spread > UNIT_SPREAD_MAX:
         notes.append(
-            f"depth_prior: the units of views deviate from it by {spread:.0%} in the median, as if they had none in "
-            "common; write 1 / depth and use depth_kind disparity (--depth-kind disparity) to fit one per view"
+            f"depth_prior: the units of views deviate from {'that of the points' if given else 'it'} by {spread:.0%} "
+            "in the median, as if they had none in common; write 1 / depth and use depth_kind disparity (--depth-kind "
+            "disparity) to fit one per view"
         )
-    return unit, notes
+    return given or unit, unit, notes
 
 
 def _note_misfits(folder: str, config: RunConfig, samples: Sequence[Sample]) -> list[str]:
@@ -289,7 +308,7 @@ def _note_misfits(folder: str, config: RunConfig, samples: Sequence[Sample]) -> 
             f"{folder}: maps of {n_other} of {n} views fit sparse points better as {better}; use depth_along {use} "
             f"(--depth-along {use})"
         )
-    typical = sorted(errors)[len(errors) // 2]
+    typical = math.expm1(sorted(errors)[len(errors) // 2])
     if typical > MISFIT_MAX:
         notes.append(
             f"{folder}: maps of the kind {config.depth_kind} differ from sparse points by {typical:.0%} in the median; "
