@@ -17,18 +17,13 @@ TEXT = """
 What a user waits for is more than kernels: Python, launches, PyTorch's operators, and waits for the device.
 `python -m benchmarks.step --peer gsplat` predicts all of it. **All times of this section are predicted**, in
 microseconds. On the machine of the [GPU](#measured-on-a-gpu), time on the host was about 3 times as long for tsplat,
-and 5 times for gsplat. A call is `rasterization()` forward and backward, packed; a training step is rasterization, L1 +
-SSIM loss, backward and Adam. Step time is the larger of host and device time, plus waits. Ratios are tsplat / gsplat.
-[Graphed](howto/compile.md#calls-that-replay-graphs) calls replay CUDA graphs; they have not been run on a GPU.
-A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
+before calls replayed passes, and 5 times for gsplat. A call is `rasterization()` forward and backward, packed; a
+training step is rasterization, L1 + SSIM loss, backward and Adam. Step time is the larger of host and device time, plus
+waits. Ratios are tsplat / gsplat. [Graphed](howto/compile.md#calls-that-replay-graphs) calls replay CUDA graphs; they
+have not been run on a GPU. A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
-**These rows were recorded before calls replayed [passes](architecture.md#how-a-call-runs).** Counted since, for an
-eager packed call: cloud 28 launches, 9 operators, 1 wait, and 88 us (H100) to 102 us (A100) of device time;
-kettle-400x300 35, 11, 2, 271 to 374; garden-648x420 31, 13, 2, 320 to 423. On the emulated driver of an otherwise idle
-machine, Python takes 262 us of a replayed packed call of cloud and 232 of kettle, 217 of either if it is not packed,
-and 106 and 216 us of gsplat's: thread CPU time, the best of 300 calls. Host and device together, the step time of a
-packed call is then 1.25 (A100) to 1.44 (H100) times gsplat's for cloud, 0.18 to 0.22 for kettle, and 0.39 to 0.50 for
-garden-648x420.
+Eager calls are of a known kind and replay [passes](architecture.md#how-a-call-runs). If a call is not packed, its
+Python takes 217 us in place of 232 to 270.
 
 """
 
@@ -38,10 +33,10 @@ NOTES = f"""
 - Operators: those of PyTorch that launch or wait, without views and allocations. Assumed are {OPERATOR_US:g} us each
   on the device, and the traffic of their results read and written at {BANDWIDTH["a100"] / 1e6:g} TB/s (A100) or
   {BANDWIDTH["h100"] / 1e6:g} TB/s (H100). A sort is a radix sort of 8 bits a pass.
-- Host: Python's thread CPU time on this project's CPU, the best of 1,000 runs, for 20 Gaussians at 16×16 pixels on the
-  emulated driver, without the kernels; and an assumed {LAUNCH_US:g} us for each launch and operator, for what is below
-  Python. Times on the host vary by a factor of two with the load of the machine; those of both implementations are
-  measured by one process.
+- Host: Python's thread CPU time on this project's CPU, the best of 300 runs or more, for 20 Gaussians at 16×16 pixels
+  on the emulated driver, without the kernels; and an assumed {LAUNCH_US:g} us for each launch and operator, for what is
+  below Python. Times on the host vary by a factor of two with the load of the machine; those of both implementations
+  are measured by one process.
 - Waits: reads of values and sizes that depend on the device. Assumed are {WAIT_US:g} us each.
 - {NAME}: its own Python over C++ functions that return tensors; the prediction for its compositing kernels
   [below](#tsplat-divided-by-gsplat); and for its other kernels an operator's time with the least memory traffic that

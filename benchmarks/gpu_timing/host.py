@@ -32,6 +32,8 @@ try:
 except ImportError:  # another commit, whose calls run the stages
     arenas = replay_cache = None  # type: ignore[assignment]
 
+REPLAYS = replay_cache is not None
+"""Whether calls are replayed."""
 LAUNCH_US = 3.0
 """Assumed: host time of a launch below Python, in CUDA's driver, or in PyTorch's C++ and the driver."""
 N, SIZE = 20, 16

@@ -53,14 +53,17 @@ def test_time_of_sorts_grows_with_keys_and_bits():
     assert wide - small == pytest.approx(2 * counting.OPERATOR_US, rel=0.05)
 
 
-def test_record_adds_phases():
+@pytest.mark.parametrize("replays", [True, False])
+def test_record_adds_phases(replays, monkeypatch):
+    monkeypatch.setattr(host, "REPLAYS", replays)
     operators = [counting.Operator("forward", "nonzero", waits=True), counting.Operator("adam", "add")]
     call, whole = (step.record(LAUNCHES, operators, PYTHON, phases, "a100") for phases in counting.PASSES.values())
     assert (call["launches"], call["operators"], call["waits"]) == (3, 1, 1)
     assert (whole["launches"], whole["operators"], whole["waits"]) == (4, 2, 1)
     assert call["device_us"] == pytest.approx(35 + counting.OPERATOR_US)
-    # Two phases of Python, one launch that the tiny scene does not have, and four launches and operators below Python.
-    assert call["host_us"] == pytest.approx(200 + 6 + 4 * host.LAUNCH_US)
+    # Two phases of Python, and four launches and operators below Python. The tiny scene has a launch less, whose Python
+    # counts if it is not replayed.
+    assert call["host_us"] == pytest.approx(200 + (0 if replays else 6) + 4 * host.LAUNCH_US)
     assert call["step_us"] == pytest.approx(max(call["host_us"], call["device_us"]) + step_page.WAIT_US)
     assert call["kernels"] == {"a": 15.0, "b": 20.0}
 

@@ -8,7 +8,7 @@ from tsplat.kernels import launch
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training.configuration import Config
 from tsplat.training.trainer import Trainer
-from tsplat.triton_cpu import leaves
+from tsplat.triton_cpu import flat_arguments
 
 pytestmark = pytest.mark.triton
 
@@ -21,7 +21,7 @@ def specialization(kernel, arguments):
         if parameter.is_constexpr:
             key.append((type(argument), argument))
             continue
-        for value in leaves(argument):
+        for value in flat_arguments(argument):
             if value is None:
                 key.append(None)
             elif isinstance(value, Tensor):
