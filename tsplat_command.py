@@ -70,7 +70,7 @@ def build_overview(
 
     Args:
         parser_class: Class of the parser.
-        version: What ``--version`` prints behind the name.
+        version: What ``--version`` prints after the name.
         completion: Action of ``--print-completion``.
     """
     parser = parser_class(

@@ -16,14 +16,14 @@ TEXT = """
 
 What a user waits for is more than kernels: Python, launches, PyTorch's operators, and waits for the device.
 `python -m benchmarks.step --peer gsplat` predicts all of it. **All times of this section are predicted**, in
-microseconds. On the machine of the [GPU](#measured-on-a-gpu), time on the host was about 3 times as long for tsplat,
-before calls replayed passes, and 5 times for gsplat. A call is `rasterization()` forward and backward, packed; a
-training step is rasterization, L1 + SSIM loss, backward and Adam. Step time is the larger of host and device time, plus
-waits. Ratios are tsplat / gsplat. [Graphed](howto/compile.md#calls-that-replay-graphs) calls replay CUDA graphs; they
-have not been run on a GPU. A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
+microseconds. On the machine of the [GPU](#measured-on-a-gpu), time on the host was about 5 times as long for gsplat,
+and 3 times for tsplat, measured before calls replayed passes. A call is `rasterization()` forward and backward, packed;
+a training step is rasterization, L1 + SSIM loss, backward and Adam. Step time is the larger of host and device time,
+plus waits. Ratios are tsplat / gsplat. [Graphed](howto/compile.md#calls-that-replay-graphs) calls replay CUDA graphs;
+they have not been run on a GPU. A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
-Eager calls are of a known kind and replay [passes](architecture.md#how-a-call-runs). If a call is not packed, its
-Python takes 217 us in place of 232 to 270.
+Eager calls are of a known kind and replay [passes](architecture.md#how-a-call-runs). Their Python takes 217 us, for
+each of the scenes, if they are not packed; the table has that of packed calls.
 
 """
 

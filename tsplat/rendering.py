@@ -1,4 +1,4 @@
-"""Rendering of a model with cameras, of :mod:`tsplat.scene.rendered_views`."""
+"""Renders a model with cameras; see :mod:`tsplat.scene.rendered_views`."""
 
 from .scene.rendered_views import kind_of_call, render, render_views
 

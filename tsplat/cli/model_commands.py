@@ -114,7 +114,7 @@ def convert(arguments: Namespace) -> int:
 
 def written_format(arguments: Namespace) -> Task:
     """Returns the task whose cost is that of writing the format of a command's output."""
-    if arguments.format is None and arguments.out.suffix.lower() in (*VIDEO_SUFFIXES, ".png", ".jpg"):
+    if arguments.format is None and arguments.out.suffix.lower() in (*VIDEO_SUFFIXES, ".png", ".jpg", ".jpeg"):
         raise ArgumentError(f"{arguments.out}: not a format of models; tsplat render writes images and videos")
     file_format = format_of(arguments.out, arguments.format)
     return file_format if file_format in STREAMED else "ply"  # type: ignore[return-value]

@@ -64,8 +64,8 @@ def isect_tiles(
         conics, opacities: [..., N, 3] and [..., N], or packed. With both, only tiles with a pixel center inside the
             ellipse where alpha is 1/255 are listed (compositing loses nothing); without, tiles that overlap mean +-
             radii.
-        backend, numerics: As in :func:`tsplat.rasterization`; the numerics that the radii were computed with. Of
-            ``isect_ids``, see :func:`isect_offset_encode`.
+        backend, numerics: As in :func:`tsplat.rasterization`; the numerics that the radii were computed with.
+            ``numerics`` also decides the bits of ``isect_ids``; see :func:`isect_offset_encode`.
 
     Returns:
         ``tiles_per_gauss`` int32 [..., N] or [nnz]; ``isect_ids`` int64 [M], image | tile | depth; ``flatten_ids``
@@ -140,8 +140,8 @@ def isect_offset_encode(
 ) -> Tensor:
     """Finds each tile's first intersection in sorted ids [M] of :func:`isect_tiles`. [I, tile_height, tile_width]
 
-    ``numerics`` must be that of the ids: ``"gsplat-1.6"`` packs images behind tiles by a bit less if the number of
-    tiles is a power of two.
+    ``numerics`` must be that of the ids: with ``"gsplat-1.6"``, tiles take one bit less if their number is a power of
+    two.
     """
     n_images = check_size("n_images", n_images)
     tile_width, tile_height = check_size("tile_width", tile_width), check_size("tile_height", tile_height)

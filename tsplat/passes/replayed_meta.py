@@ -116,7 +116,7 @@ class _ReplayedIntersections:
     def __init__(self, source: MetaSource, whole: Any) -> None:
         self._whole: Intersections = whole
         self.bands, self.budget = source.traced.bands, copy.copy(source.traced.budget)
-        # As in the stages, a call without packed rows has no capacity.
+        # As in the stages, a packed call of which no Gaussian is visible has no capacity.
         needed, n_packed = source.state.needed, source.state.n_packed
         self._has_capacity = needed is None and n_packed != 0
         spans, self.n_intersections, *_ = source.traced.capacities if self._has_capacity else needed or [0, 0]

@@ -42,8 +42,13 @@ from .arenas import (
 )
 from .replay import Pass, runs_on_gpu
 
-ROW_FIELDS = {"depths": "depths", "opacities": "opacities", "conics": "shapes", "ray_transforms": "shapes",
-        "normals": "normals"}  # fmt: skip
+ROW_FIELDS = {
+    "depths": "depths",
+    "opacities": "opacities",
+    "conics": "shapes",
+    "ray_transforms": "shapes",
+    "normals": "normals",
+}
 """Values of ``meta`` that have gradients of their own, and the fields of ``ProjectedGaussians`` that have them."""
 
 ABSGRAD = -1

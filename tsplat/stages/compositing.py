@@ -269,7 +269,8 @@ def composite_outputs(
         if backgrounds is not None and not backgrounds.shape[-1]:
             backgrounds = None
         return composite(splats, backgrounds, *rest, settings, rays)
-    # Views sum what both compositions give to a tensor before callers add to that, as passes do.
+    # Views sum what both compositions give to a tensor before callers add to that, as passes do. A view of means2d
+    # would get `.absgrad` in its place.
     means2d = splats.means2d if settings.absgrad else splats.means2d.view_as(splats.means2d)
     shapes, opacities = splats.shapes.view_as(splats.shapes), splats.opacities.view_as(splats.opacities)
     splats = splats._replace(means2d=means2d, shapes=shapes, opacities=opacities)

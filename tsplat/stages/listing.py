@@ -216,8 +216,8 @@ def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Ten
 
 
 def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] as well, int32 on a CPU and
-    int64 on a GPU. They must not need a gradient."""
+    """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] as well, int32 where NumPy
+    sorts, on a CPU, and int64 otherwise. Values must not need a gradient."""
     if values.device.type != "cpu" or values.dtype not in SORTED_BY_NUMPY:
         return values.sort(stable=True)
     values_and_indices: tuple[Tensor, Tensor] = _sort(values)

@@ -15,7 +15,7 @@ from ..output_maps import EXTRA_SIGNALS, ON_REQUEST
 from ..runtime.operators import Arguments, Results
 from .call import Call
 from .intersection import BandedIntersections, count_tiles, encode_ids
-from .options import SUPPORTED, Options
+from .options import SUPPORTED, Options, choose_tile_size
 
 
 class Meta(dict[str, Any]):
@@ -264,6 +264,8 @@ def _unpack(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> dict[str, Any]:
 def _pack(outputs: dict[str, Tensor], a: Arguments) -> tuple[Tensor, Tensor, dict[str, Any]]:
     meta = {name: value for name, value in outputs.items() if name not in ("render_colors", "render_alphas")}
     given = {name: a[name] for name in ("width", "height", "tile_size")}
+    if given["tile_size"] is None:
+        given["tile_size"] = choose_tile_size(a["width"], a["height"], a["with_eval3d"])
     return (
         outputs["render_colors"],
         outputs["render_alphas"],

@@ -66,7 +66,8 @@ def reported(values: Iterable[T], total: int, stage: str) -> Iterator[T]:
 def reporter(stage: str) -> Callable[[int, int], None]:
     """Returns a function of what is done of a total, which the display of the caller's callers shows as a stage.
 
-    It shows nothing for the first second, so that small inputs have no such stage, and without a display.
+    It shows nothing for the first second, so that small inputs have no such stage, and without a display. Displays
+    count time from when it first shows something.
     """
     show, start = _displays.get(), time.perf_counter()
 

@@ -58,7 +58,7 @@ class Loss(Protocol):
     def __call__(self, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
         """Returns the weighted loss of a view, []; 0.0 if the view has no such prior.
 
-        Images, alphas and meta are those of :func:`tsplat.rendering.render_views` for the view alone, with depth behind
+        Images, alphas and meta are those of :func:`tsplat.rendering.render_views` for the view alone, with depth after
         colors if a loss needs it. Pixels that the view masks out count as zero.
         """
 

@@ -49,14 +49,23 @@ def test_depth_is_z(surfels, depth):
     assert center > 0.99 and frame.weights[0, 0] < center
 
 
+# With 40 rows, one slab has Gaussians of both walls, and its depth lies between them.
+@pytest.mark.parametrize(("n", "tolerance"), [(36, 0.02), (40, 0.05)])
 @pytest.mark.parametrize("surfels", [False, True])
-def test_the_median_is_of_the_surface_that_takes_half_of_the_light(surfels):
-    both = concatenate([wall(2.0, 0.03), wall(4.0, 0.95)])
+def test_the_median_is_of_the_surface_that_takes_half_of_the_light(surfels, n, tolerance):
+    both = concatenate([wall(2.0, 0.03, n=n), wall(4.0, 0.95, n=n)])
     both = both.as_surfels() if surfels else both
     expected, median = (DepthRenderer(both, kind, "auto").render(CAMERA).depths for kind in ("expected", "median"))
     assert ((expected > 2.3) & (expected < 3.95)).all()
-    # A slab has Gaussians of both walls.
-    assert torch.allclose(median, torch.full_like(median, 4.0), atol=0.05)
+    assert torch.allclose(median, torch.full_like(median, 4.0), atol=tolerance)
+
+
+@pytest.mark.parametrize("surfels", [False, True])
+@pytest.mark.parametrize("depth", ["expected", "median"])
+def test_cameras_that_see_no_gaussian_see_no_surface(surfels, depth):
+    behind = wall(-4.0, 0.9)
+    frame = DepthRenderer(behind.as_surfels() if surfels else behind, depth, "auto").render(CAMERA)
+    assert (frame.depths == math.inf).all()
 
 
 def test_the_median_of_discs_is_of_their_planes():

@@ -63,7 +63,7 @@ def test_maps_are_read_resized_and_normalized(capture, tmp_path):
         (np.zeros((0, 40)), "expected numbers"),
         (b"", "cannot be read as a map"),
         (b"damaged", "cannot be read as a map"),
-        (np.full((30, 40), np.nan), r"expected maps of inverse depth.*all values of all maps are zero or not finite"),
+        (np.full((30, 40), np.nan), r"expected maps of inverse depth.*all values are zero or not finite"),
         (None, r"has no file for any training view; for '0\.png', expected .*0\.npy, or \.exr or \.png there"),
     ],
 )

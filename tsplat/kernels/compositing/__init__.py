@@ -3,7 +3,7 @@ r"""Front-to-back compositing of the Gaussians of each tile, forward and backwar
 **The idea.** Color of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T_end
 background, with w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)), T_i the product of 1 - alpha_j over j < i,
 and T_end that over all. One program, of one warp, renders one part of a tile, the parts with the longest lists first.
-(In the backward pass on a CPU, it renders all parts of a tile.) Parts fill a GPU where tiles are few, and fewer
+(In the backward pass on a CPU, a program handles all parts of a tile.) Parts fill a GPU where tiles are few, and fewer
 Gaussians reach a part than its tile. The program walks the part's list one Gaussian after the other, and loads each
 record while it blends the one before. Very long lists are cut into chunks, each with a program of its own: the product
 of 1 - alpha over each chunk comes first and gives T where the next one starts; the colors of chunks are added last.

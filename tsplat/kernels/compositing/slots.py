@@ -41,7 +41,7 @@ GROUP, LANES, UNROLL = 16, 64, 8
 """Spans per program of ``_span_sum_kernel``, lanes of ``_row_sum_kernel``, and how often both unroll their loops."""
 
 LAYER_BYTES, LAYERS_MAX = 2**22, 5
-"""A CPU computes slots in layers of about this many bytes, but not in more layers than this: each costs about three
+"""A CPU computes slots in layers of about this many bytes, but not in more layers than this: each costs two to three
 percent of the time of a call. GPUs have one layer. Programs wait there for the longest list of each: four layers were
 predicted to double the time of the backward pass."""
 

@@ -96,7 +96,7 @@ class Lens:
     Attributes:
         width, height: Image size in pixels, to which the other values refer.
         fx, fy, cx, cy: Focal lengths and principal point in pixels; pixel centers lie at +0.5.
-            Those of panoramas, `fx` and `fy`, are pixels per radian of longitude and latitude.
+            For panoramas, `fx` and `fy` are pixels per radian of longitude and latitude.
         distortion: OpenCV's k1, k2, p1, p2, and of its rational model k3 to k6 as well; of fisheye cameras k1 to k4.
         model: ``"pinhole"``, ``"fisheye"`` or ``"equirectangular"``, the model without distortion.
         colmap: COLMAP's name and parameters of a lens of :data:`COLMAP_MODELS`; `distortion` is then zero.

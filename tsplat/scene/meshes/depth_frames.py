@@ -83,7 +83,8 @@ class DepthRenderer:
     Args:
         gaussians: Valid ones, on the device to render on.
         depth: ``"expected"``, the mean of z weighted as colors are; or ``"median"``, the mean of z around the depth
-            at which the transmittance falls below one half: of 2D Gaussians of the planes that the ray meets.
+            at which the transmittance falls below one half. For 2D Gaussians, z is that of the planes that the ray
+            meets.
         backend: As for :func:`tsplat.rasterization`.
     """
 
@@ -113,17 +114,18 @@ class DepthRenderer:
     def _find_medians(self, gaussians: Gaussians, camera: Camera) -> Tensor:
         """Returns the depth [H, W] at which the transmittance falls below one half; 0 where it does not.
 
-        The Gaussians are rendered in slabs of depth, front to back, by whose transmittances it is found in which slab
-        that is. The depth is the expected one of this slab and those of its neighbors that are no farther from it than
-        slabs are thick: a surface that two slabs share would have a step where the median passes from one to the other.
+        The Gaussians are rendered in slabs of depth, front to back. Their transmittances show in which slab that is.
+        The depth is the expected one of this slab and those of its neighbors that are no farther from it than slabs
+        are thick: a surface that two slabs share would have a step where the median passes from one to the other.
         """
         z = gaussians.means @ camera.viewmat[2, :3] + camera.viewmat[2, 3]
         order = z.argsort()
+        in_front = order[z[order] >= (camera.near or 0.0)]
         transmittance = torch.ones(camera.height, camera.width, dtype=torch.float32, device=z.device)
-        sums, last = torch.zeros(2, *transmittance.shape, device=z.device), torch.zeros(2, 1, 1, device=z.device)
+        sums, last = transmittance.new_zeros(2, *transmittance.shape), transmittance.new_zeros(2, 1, 1)
         was_crossed = torch.zeros_like(transmittance, dtype=torch.bool)
         last_depth, last_thickness = torch.zeros_like(transmittance), z.new_zeros(())
-        for rows in order[z[order] >= (camera.near or 0.0)].chunk(SLABS):
+        for rows in in_front.chunk(SLABS) if len(in_front) else ():
             images, alphas = self._render(gaussians.select(rows.sort().values), camera, "ED")
             before, transmittance = transmittance, transmittance * (1 - alphas)
             depth, thickness = images[..., 0], z[rows[-1]] - z[rows[0]]

@@ -24,6 +24,9 @@ from ..configuration import PriorKind, RunConfig
 KINDS = {"depth_prior": 1, "depth_confidence": 1, "normal_prior": 3}
 """Option and field of a view -> number of channels."""
 
+STAGES = {"depth_prior": "depths", "depth_confidence": "confidence", "normal_prior": "normals"}
+"""Stages of progress while their maps are read."""
+
 SUFFIXES = (".npy", ".exr", ".png")
 """Endings of the names of maps; the first that exists is read."""
 
@@ -99,7 +102,7 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
         notes = [f"{n_missing} of {len(existing)} training views have no {name}"] if n_missing else []
         views = [
             view if path is None else _with_prior(view, name, path, config)
-            for view, path in reported(zip(capture.train, existing), len(existing), "maps")
+            for view, path in reported(zip(capture.train, existing), len(existing), STAGES[name])
         ]
         checked = [view for view in views if getattr(view, name) is not None]
         checked = checked[:: -(-len(checked) // CHECKED_VIEWS_MAX)]
@@ -246,7 +249,10 @@ def _check_known(folder: str, kind: PriorKind, views: Sequence[View]) -> None:
     """Raises FileError if no map of depth has a known value."""
     if not any(view.depth_prior.isfinite().any() for view in views if view.depth_prior is not None):
         unknown = "zero or not finite" if kind == "inverse" else "zero, negative or not finite"
-        raise FileError(f"{folder}: expected maps of {EXPECTED[kind][0]}; all values of all maps are {unknown}")
+        raise FileError(
+            f"{folder}: expected maps of {EXPECTED[kind][0]}; no map has a known value at the size of its photograph: "
+            f"all values are {unknown}, or at most half of those in each pixel are known; pass denser or smaller maps"
+        )
 
 
 def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -> tuple[float, float, list[str]]:

@@ -279,8 +279,8 @@ def describe_capture(capture: Capture) -> Description:
 def difference(saved: Description, current: Description, scene: str, *, with_hash: bool = True) -> str:
     """Returns a sentence about what differs between two :func:`describe_capture`; empty if nothing does.
 
-    What was not saved, as by earlier versions, is not compared. Points that another version has moved are compared
-    without `with_hash`, by their number only.
+    What was not saved, as by earlier versions, is not compared. Without `with_hash`, for points that another version
+    has moved, only their number is compared.
     """
     photographs = _photograph_differences(saved.get("photographs"), current.get("photographs", {}))
     cameras, new_cameras = saved.get("cameras", {}), current.get("cameras", {})

@@ -328,9 +328,12 @@ def fit_and_report(
     print_setup(trainer, capture)
     observers: list[Observer] = [ProgressDisplay()]
     if run is not None and trainer.ranks.is_main:
-        observers += [TensorBoardLog(folder / "tensorboard")] * run.tensorboard
-        observers += [WandbLog(folder, run)] * run.wandb
-        observers += [TrackioLog(folder, run)] * run.trackio
+        if run.tensorboard:
+            observers.append(TensorBoardLog(folder / "tensorboard"))
+        if run.wandb:
+            observers.append(WandbLog(folder, run))
+        if run.trackio:
+            observers.append(TrackioLog(folder, run))
     loop = RunLoop(
         trainer,
         capture.test,
