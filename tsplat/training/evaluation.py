@@ -14,11 +14,11 @@ from torch import Tensor
 from ..arguments import check_choice, to_float
 from ..config import SSIM_TAPS, Backend
 from ..errors import ShapeError
-from ..rendering import kind_of_call, render_views
 from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
+from ..scene.rendered_views import kind_of_call, render_views
 from ..support.extras import require
 from .configuration import Config
 from .losses import loss, psnr, ssim

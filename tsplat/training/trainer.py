@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
 from ..precision import full_precision
-from ..rendering import kind_of_call
 from ..runtime.modes import restored_modes
 from ..runtime.process_group import RankGroup
 from ..scene.capture.image_cache import ImageCache
@@ -20,6 +19,7 @@ from ..scene.capture.views import Color, StoredView, View
 from ..scene.extents import camera_positions, median_depth, scene_scale
 from ..scene.formats.checkpoints import has_rows
 from ..scene.gaussians import Gaussians
+from ..scene.rendered_views import kind_of_call
 from ..strategies.sharding import count
 from ..support.interruption import DeferredSignals
 from .configuration import Config

@@ -13,12 +13,12 @@ from torch import Tensor
 from ..config import Capacities, Capacity
 from ..errors import UnsupportedError
 from ..precision import full_precision
-from ..rendering import kind_of_call, render_views
 from ..runtime.backend import launchers
 from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
+from ..scene.rendered_views import kind_of_call, render_views
 from ..stages.capacity import any_overflow, deferred, max_needed
 from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification
