@@ -124,7 +124,7 @@ def test_no_constant_is_rounded_to_fp32(monkeypatch):
     object_code, texts = launcher.object_code, {}
 
     def recorded(kernel, signature, constants):
-        if "*fp64" in launcher.leaves(tuple(signature.values())):
+        if "*fp64" in launcher.flat_arguments(tuple(signature.values())):
             texts.setdefault(kernel.__name__, []).append(launcher.make_ttir(kernel, signature, constants))
         return object_code(kernel, signature, constants)
 
