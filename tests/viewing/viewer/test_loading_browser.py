@@ -55,7 +55,8 @@ def test_page_is_covered_until_its_first_image(size):
             page.call("Page.enable")
             page.call("Page.addScriptToEvaluateOnNewDocument", source=NOTE_STAGES)
             page.call("Page.navigate", url=viewer.url)
-            wait_for(lambda: page.evaluate(f"Boolean(document.body) && !{COVER} && noted.length > 1"), 120)
+            is_noted = f"Boolean(document.body) && !{COVER} && noted.length > 1 && noted.at(-1)[0] === ''"
+            wait_for(lambda: page.evaluate(is_noted), 120)
             texts, widths = zip(*json.loads(page.evaluate("JSON.stringify(noted)")), strict=True)
             texts = [text for text in texts if text]
             assert texts[0] == "Loading the viewer …"
