@@ -65,7 +65,7 @@ def test_page_is_covered_until_its_first_image(size):
             canvas = "document.querySelector('canvas[data-engine]')"
             assert widths[-1] == page.evaluate(f"{canvas}.clientWidth")
             assert (widths[-1] == SIZES[size]["width"]) == (size == "phone")
-            assert page.screenshot()[:300, :300].std() > 10
+            wait_for(lambda: page.screenshot()[:300, :300].std() > 10, 10)
             open_controls(page)
             for tab in ("View", "Crop", "Video"):
                 open_tab(page, tab)
