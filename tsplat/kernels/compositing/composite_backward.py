@@ -97,7 +97,7 @@ def _add_chunks_behind(
 @triton.jit
 def _load_state(layer, inside, pixel, state):
     """Loads T, ``behind`` and the state of distortion of pixels, as the layer behind has left them."""
-    address, n_pixels = layer.carry + pixel, layer.n_pixels
+    address, n_pixels = layer.carry + pixel, tl.cast(layer.n_pixels, tl.int64)
     transmittance = tl.load(address, mask=inside, other=1.0)
     behind = tl.load(address + n_pixels, mask=inside, other=0.0)
     if len(state) > 0:
@@ -108,7 +108,7 @@ def _load_state(layer, inside, pixel, state):
 @triton.jit
 def _store_state(layer, inside, pixel, transmittance, behind, state):
     """Stores T, ``behind`` and the state of distortion of pixels for the layer in front."""
-    address, n_pixels = layer.carry + pixel, layer.n_pixels
+    address, n_pixels = layer.carry + pixel, tl.cast(layer.n_pixels, tl.int64)
     tl.store(address, transmittance, mask=inside)
     tl.store(address + n_pixels, behind, mask=inside)
     if len(state) > 0:
