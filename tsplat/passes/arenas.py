@@ -117,10 +117,7 @@ def assign_offsets(lifetimes: Iterable[Lifetime], tail: Lifetime | None = None) 
     First come those that are needed at the same time as a storage at the ``tail`` of the arena, then the others; of
     both, the largest first. Each takes the lowest offset that is free during its lifetime.
     """
-    placed: list[Placed] = []
-    for life in sorted(lifetimes, key=lambda life: (tail is not None and not life.overlaps(tail), -life.size)):
-        placed.append(_place(life, placed))
-    return _offsets_and_size(placed)
+    return _offsets_and_size(_place_all(lifetimes, tail))
 
 
 class Placed(NamedTuple):
@@ -129,6 +126,14 @@ class Placed(NamedTuple):
     begin: int
     end: int
     life: Lifetime
+
+
+def _place_all(lifetimes: Iterable[Lifetime], tail: Lifetime | None = None) -> list[Placed]:
+    """Places storages in an arena, see :func:`assign_offsets`."""
+    placed: list[Placed] = []
+    for life in sorted(lifetimes, key=lambda life: (tail is not None and not life.overlaps(tail), -life.size)):
+        placed.append(_place(life, placed))
+    return placed
 
 
 def _place(life: Lifetime, placed: Iterable[Placed]) -> Placed:
@@ -248,9 +253,7 @@ def add_saved_and_scratch(bases: Bases, saved: Iterable[Lifetime], others: Itera
 
     Others that fit there are in the memory of the former, until it is written.
     """
-    placed: list[Placed] = []
-    for life in sorted(saved, key=lambda life: -life.size):
-        placed.append(_place(life, placed))
+    placed = _place_all(saved)
     _, size = _offsets_and_size(placed)
     remaining: list[Lifetime] = []
     for life in sorted(others, key=lambda life: -life.size):

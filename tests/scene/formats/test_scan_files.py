@@ -86,7 +86,7 @@ def chunk_size(content, start):
 CHANGES = {
     "a chunk of 4 billion points": lambda content, start: (chunk_size(content, start), "<I", 2**32 - 2),
     "chunks without points": lambda content, start: (chunk_size(content, start), "<I", 0),
-    "a table behind the end": lambda content, start: (start, "<q", len(content)),
+    "a table after the end": lambda content, start: (start, "<q", len(content)),
     "a table before the points": lambda content, start: (start, "<q", -5),
     "4 billion chunks": lambda content, start: (struct.unpack_from("<q", content, start)[0] + 4, "<I", 2**32 - 1),
     "no chunks": lambda content, start: (struct.unpack_from("<q", content, start)[0] + 4, "<I", 0),
