@@ -26,10 +26,11 @@ import time
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 
 from benchmarks.pages import write_tables
+from benchmarks.sheets import draw_sheet
 from benchmarks.town import Town, make_town, render_town, town_cameras, write_town
 from tsplat.scene import Capture, Gaussians, read_capture, read_ply
 from tsplat.scene.capture.block_plans import BlockPlan, read_plan
@@ -40,9 +41,6 @@ from tsplat.training import Evaluation, evaluate, read_newest
 PAGE = Path(__file__).parents[1] / "docs" / "blocks.md"
 BAND = 0.4
 """World units; a lot is 4 wide."""
-
-ENLARGED, GAP, TITLE = 2, 12, 26
-"""Of the PNG: the factor by which views are enlarged, and pixels between columns and of the name above a view."""
 
 
 def run(log: Path, *words: str, kill_when: Path | None = None) -> float:
@@ -112,16 +110,11 @@ def sheet(views: list[list[Image.Image]]) -> Image.Image:
         "error of blocks, times 4",
     )
     places = ((0, 0), (1, 0), (2, 0), (1, 1), (2, 1))
-    width, height = (ENLARGED * size for size in views[0][0].size)
-    column, row = width + GAP, height + TITLE
-    page = Image.new("RGB", (3 * column - GAP, 2 * row * len(views)), "white")
-    pen, font = ImageDraw.Draw(page), ImageFont.load_default(TITLE - 10)
-    for i, images in enumerate(views):
-        for image, name, (x, y) in zip(images, names, places, strict=True):
-            corner = (x * column, (2 * i + y) * row)
-            pen.text((corner[0] + 2, corner[1] + 3), name, "black", font)
-            page.paste(image.resize((width, height), Image.Resampling.BICUBIC), (corner[0], corner[1] + TITLE))
-    return page
+    return draw_sheet(
+        (x, 2 * i + y, name, image)
+        for i, images in enumerate(views)
+        for image, name, (x, y) in zip(images, names, places, strict=True)
+    )
 
 
 def main() -> None:

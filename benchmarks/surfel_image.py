@@ -11,8 +11,9 @@ import argparse
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
+from benchmarks.sheets import draw_sheet
 from tsplat import depth_to_normals
 from tsplat.scene import Camera, Gaussians, open_model
 from tsplat.scene.images import to_bytes
@@ -20,8 +21,6 @@ from tsplat.scene.rendered_views import render_views
 from tsplat.viewing.run_cameras import find_cameras
 
 IMAGE = Path(__file__).parents[1] / "docs" / "surfels.png"
-ENLARGED, GAP, TITLE = 2, 12, 26
-"""The factor by which views are enlarged, and pixels between columns and of the name above an image."""
 
 
 def view_and_normals(gaussians: Gaussians, camera: Camera) -> list[Image.Image]:
@@ -41,16 +40,12 @@ def main() -> None:
     parser.add_argument("--view", default="DSC_0423.JPG", help="name of a camera of the runs")
     options = parser.parse_args()
     camera = next(camera for camera in find_cameras(options.runs[0]) if camera.name == options.view)
-    width, height = (ENLARGED * size for size in (camera.width, camera.height))
-    column, row = width + GAP, height + TITLE
-    page = Image.new("RGB", (2 * column - GAP, 2 * row), "white")
-    pen, font = ImageDraw.Draw(page), ImageFont.load_default(TITLE - 10)
-    for x, (run, kind) in enumerate(zip(options.runs, ("3D", "2D"), strict=True)):
+    cells = []
+    for column, (run, kind) in enumerate(zip(options.runs, ("3D", "2D"), strict=True)):
         names = (f"held-out view, {kind} Gaussians", f"normals of its depth, {kind} Gaussians")
-        for y, (image, name) in enumerate(zip(view_and_normals(open_model(run), camera), names, strict=True)):
-            pen.text((x * column + 2, y * row + 2), name, "black", font)
-            page.paste(image.resize((width, height), Image.Resampling.BICUBIC), (x * column, y * row + TITLE))
-    page.quantize(256).save(IMAGE, optimize=True)
+        images = view_and_normals(open_model(run), camera)
+        cells += [(column, row, name, image) for row, (name, image) in enumerate(zip(names, images, strict=True))]
+    draw_sheet(cells).quantize(256).save(IMAGE, optimize=True)
 
 
 if __name__ == "__main__":

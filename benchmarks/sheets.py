@@ -1,0 +1,22 @@
+"""Draws images with their names in a grid, for pages of the documentation."""
+
+from collections.abc import Iterable
+
+from PIL import Image, ImageDraw, ImageFont
+
+ENLARGED, GAP, TITLE = 2, 12, 26
+"""The factor by which images are enlarged, and pixels between columns and of the name above an image."""
+
+
+def draw_sheet(cells: Iterable[tuple[int, int, str, Image.Image]]) -> Image.Image:
+    """Draws images of equal size, enlarged, each given by its column, row and name."""
+    cells = list(cells)
+    width, height = (ENLARGED * size for size in cells[0][3].size)
+    n_columns, n_rows = 1 + max(cell[0] for cell in cells), 1 + max(cell[1] for cell in cells)
+    sheet = Image.new("RGB", (n_columns * (width + GAP) - GAP, n_rows * (height + TITLE)), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(TITLE - 10)
+    for column, row, name, image in cells:
+        x, y = column * (width + GAP), row * (height + TITLE)
+        pen.text((x + 2, y + 2), name, "black", font)
+        sheet.paste(image.resize((width, height), Image.Resampling.BICUBIC), (x, y + TITLE))
+    return sheet
