@@ -74,6 +74,18 @@ def stays_inside(name: str) -> bool:
     return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
+def path_inside(folder: Path, name: str) -> Path | None:
+    """Returns the path that a file in a folder names, as one below the folder; None if it leads out of the folder.
+
+    Absolute paths and ``..`` are resolved by their names alone, so that links in the folder may lead anywhere.
+    """
+    full = Path(os.path.abspath(folder / name))
+    for root in (os.path.abspath(folder), os.path.realpath(folder)):
+        if full.is_relative_to(root):
+            return folder / full.relative_to(root)
+    return None
+
+
 def is_possible(path: str | os.PathLike[str]) -> bool:
     """Returns whether a file could have this path: it has no NUL or surrogate, and is not too long."""
     try:

@@ -302,8 +302,9 @@ def test_names_that_are_not_utf8_are_read(tmp_path, views, kind):
     assert not any("missing" in note for note in capture.notes)
 
 
-@pytest.mark.parametrize("name", ["images", "/dev/zero", "..", "/"], ids=range(4))
+@pytest.mark.parametrize("name", ["images", "zero", "images/..", "."])
 def test_names_of_no_file_are_skipped(tmp_path, views, name):
+    (tmp_path / "zero").symlink_to("/dev/zero")
     frames = [{**frame(view), **({"file_path": name} if i == 3 else {})} for i, view in enumerate(views)]
     capture = read_transforms(write_transforms(tmp_path, views, frames=frames))
     assert len(names(capture)) == 8

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...arguments import describe
 from ...errors import ArgumentError, FileError
-from ...support.reading import check_possible, is_possible, is_special, read_json
+from ...support.reading import check_possible, is_possible, is_special, path_inside, read_json
 from ..images import read_image_info
 from .colmap import downscaled_folder, find_by_stem
 from .initial_points import N_RANDOM, blender_bounds, bounds, random_points, read_points
@@ -63,7 +63,7 @@ def read_transforms(
     of images is ignored, unless only the rotated image has the size of its camera; see :func:`read_views`.
 
     Args:
-        path: A folder or the JSON file. Paths of images are relative to it.
+        path: A folder or the JSON file. Paths of images, masks and points are relative to it, and do not lead out of it.
         downscale: See :func:`read_colmap`. Downscaled images are looked up in ``images_2/`` and so on, if the images
             are in ``images/``.
         test_every: If the files do not specify held-out views, the first of every so many images, sorted by name, is
@@ -290,10 +290,16 @@ def _photograph(frame: _Frame, lenses: dict[Lens, int]) -> Photograph:
 
 
 def _resolve(path: Path, name: object, what: str) -> Path:
-    """Returns a path that is given relative to the file `path`."""
-    full = path.parent / name.replace("\\", "/") if isinstance(name, str) and name else None
-    if full is None or not is_possible(full):
+    """Returns a path that is given relative to the file `path`. Raises FileError if it leads out of its folder."""
+    relative = name.replace("\\", "/") if isinstance(name, str) else ""
+    if not relative or not is_possible(path.parent / relative):
         raise FileError(f"{path}: {what}: expected a file name, found {describe(name)}")
+    full = path_inside(path.parent, relative)
+    if full is None:
+        raise FileError(
+            f"{path}: {what}: expected a path inside the folder of this file, found {describe(name)}; move the files "
+            "there, or link their folder there, and make the paths relative"
+        )
     return full
 
 
