@@ -63,7 +63,8 @@ def read_transforms(
     of images is ignored, unless only the rotated image has the size of its camera; see :func:`read_views`.
 
     Args:
-        path: A folder or the JSON file. Paths of images, masks and points are relative to it, and do not lead out of it.
+        path: A folder or the JSON file. Paths of images, masks and points are relative to it and do not lead out of
+            its folder.
         downscale: See :func:`read_colmap`. Downscaled images are looked up in ``images_2/`` and so on, if the images
             are in ``images/``.
         test_every: If the files do not specify held-out views, the first of every so many images, sorted by name, is
