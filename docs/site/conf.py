@@ -1,7 +1,7 @@
-"""Configuration of Sphinx: `make docs` builds the documentation site.
+"""Sphinx configuration of the documentation site, which `make docs` builds.
 
-The source folder is the root of the repository, so that relative links mean the same here and on GitHub. Markdown stays
-free of directives that GitHub would show as code: see `site_pages.py`.
+The source folder is the root of the repository, so that relative links work both on the site and on GitHub. Directives,
+which GitHub would show as code, are hidden in comments: see `site_pages.py`.
 """
 
 import os
@@ -42,14 +42,14 @@ nb_execution_timeout = 240
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
-# Kernels print errors only, and do not read the user's settings of IPython.
+# Notebook kernels print errors only, and ignore the user's IPython settings.
 os.environ["IPYTHONDIR"] = str(BUILD / "ipython")
 profile = BUILD / "ipython" / "profile_default"
 profile.mkdir(parents=True, exist_ok=True)
 (profile / "ipython_kernel_config.py").write_text(
     "c = get_config()\n"
     "c.IPKernelApp.log_level = 40\n"
-    "c.InteractiveShell.ast_node_interactivity = 'none'\n"  # as in a script, values are printed or not shown
+    "c.InteractiveShell.ast_node_interactivity = 'none'\n"  # as in a script, expressions are not shown
 )
 os.environ["OMP_NUM_THREADS"] = "1"  # examples run side by side
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -65,7 +65,7 @@ maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_param = False
 napoleon_use_rtype = False
-napoleon_custom_sections = [("Attributes", "params_style")]  # lists several names at once, as Args does
+napoleon_custom_sections = [("Attributes", "params_style")]  # may list several names at once, as Args does
 
 # HTML
 html_theme = "furo"

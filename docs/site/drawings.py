@@ -1,7 +1,7 @@
-"""Drawings of the documentation, made when the site is built. Each is written in a light and a dark version.
+"""Draws the figures of the documentation when the site is built, each in a light and a dark version.
 
-What can be computed is computed: a projected Gaussian is rendered by tsplat, and the arrows between packages are the
-imports that the source code contains.
+The figures are computed where possible: tsplat renders the projected Gaussian, and the arrows between packages are the
+imports in the source code.
 """
 
 import ast
@@ -26,7 +26,7 @@ THEMES = {
 
 
 def draw_all(folder):
-    """Writes all drawings as `NAME-THEME.svg`."""
+    """Writes all figures as `NAME-THEME.svg`."""
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "font.size": 10, "svg.hashsalt": "tsplat"}):
         for theme, colors in THEMES.items():
@@ -58,7 +58,7 @@ def covariance_ellipse(mean, covariance, n_sigma=1.0, **options):
 
 
 def draw_frames(colors):
-    """World frame and camera frame: what `viewmats` and `Ks` map."""
+    """Draws the world frame and the camera frame, which `viewmats` and `Ks` relate."""
     figure, axes = canvas(7.6, 4.6, (-1.5, 8.3), (-2.9, 3.1))
     # An oblique view of space: x right, y down, z into the page, up and to the right.
     basis = np.array([[1.0, 0.0], [0.0, -1.0], [0.95, 0.28]])
@@ -104,7 +104,7 @@ def draw_frames(colors):
 
 
 def draw_pixels(colors):
-    """Pixel coordinates of an image."""
+    """Draws the pixel coordinates of an image."""
     width, height = 8, 5
     figure, axes = canvas(7.2, 3.7, (-0.9, 14.2), (-0.9, 6.2), y_down=True)
     for x in range(width + 1):
@@ -135,7 +135,7 @@ def draw_pixels(colors):
 
 
 def draw_units(colors):
-    """A Gaussian as tsplat renders it, with what the stages return about it."""
+    """Draws a rendered Gaussian with the values that the stages return for it."""
     width, height, focal, depth = 64, 48, 80.0, 4.0
     quats = torch.tensor([[0.9, 0.1, 0.2, 0.35]])
     scene = dict(means=torch.tensor([[0.2, 0.1, depth]]), quats=quats, scales=torch.tensor([[0.32, 0.13, 0.1]]))
@@ -180,7 +180,7 @@ def draw_units(colors):
 
 
 def draw_rotation(colors):
-    """Quaternions and scales: a Gaussian before and after its rotation."""
+    """Draws a Gaussian before and after its rotation, to explain quaternions and scales."""
     degrees, scales = 30.0, torch.tensor([[1.6, 0.7, 0.4]])
     half = np.radians(degrees) / 2
     figure, axes = canvas(7.4, 2.9, (-2.6, 9.0), (-2.0, 2.3))
@@ -234,14 +234,14 @@ PURPOSES = {
 
 
 def read_imports():
-    """Returns the modules of the package, and which of them imports which."""
+    """Returns the imports between the modules of the package, as a set of imported modules for each module."""
     modules = {name for layer in LAYERS for name in layer}
     found = {path.stem for path in PACKAGE.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
     found |= {path.stem for path in PACKAGE.glob("[!_]*.py")}
     if found != modules:
         raise ValueError(f"docs/site/drawings.py: LAYERS differs from the package in {sorted(found ^ modules)}")
     imports = {name: set() for name in modules}
-    # Kernels are chosen by name, which the source code does not show as an import.
+    # Kernel modules are selected by name at run time, which no import statement shows.
     imports["runtime"] = {"kernels", "kernels_torch"}
     for path in PACKAGE.rglob("*.py"):
         here = path.relative_to(PACKAGE).with_suffix("").parts
@@ -255,7 +255,7 @@ def read_imports():
 
 
 def reduce_transitively(imports):
-    """Leaves out imports that follow from others."""
+    """Removes imports that follow transitively from others."""
 
     def reachable(name):
         return set().union(*({other} | reachable(other) for other in imports[name])) if imports[name] else set()
@@ -267,7 +267,7 @@ def reduce_transitively(imports):
 
 
 def draw_packages(colors):
-    """The packages in layers, with an arrow for each import that does not follow from others."""
+    """Draws the packages in layers, with an arrow for each import that does not follow from others."""
     width, box = 12.0, (2.75, 0.78)
     figure, axes = canvas(7.6, 6.6, (-0.2, width + 0.2), (-0.3, 1.35 * len(LAYERS)))
     centers = {}
@@ -301,7 +301,7 @@ PIPELINE = (
 
 
 def draw_pipeline(colors):
-    """The stages of `rasterization()` and what each hands to the next."""
+    """Draws the stages of `rasterization()` and the tensors that each passes on."""
     figure, axes = canvas(9.0, 2.0, (-1.4, 17.0), (-2.2, 1.4))
     for i, (name, what, result) in enumerate(PIPELINE):
         x = 3.1 * i

@@ -1,7 +1,7 @@
 """Reads the examples as notebooks: scripts in percent format.
 
-A line `# docs: not executed: REASON` in a script, such as one that needs a GPU, makes its page show the code without
-running it. Other scripts are executed by the build, in a folder of their own.
+If a script contains a line `# docs: not executed: REASON`, for example because it needs a GPU, its page shows the code
+without running it. The build executes the other scripts, each in a separate folder.
 """
 
 import functools
@@ -18,13 +18,14 @@ NOT_EXECUTED = re.compile(r"^# docs: not executed: (.+)\n", re.MULTILINE)
 
 @functools.cache
 def package_hash():
-    """Returns a hash of the package, which is part of each notebook: a changed package runs them again."""
+    """Returns a hash of the package. It is part of each notebook, so that changes of the package run the notebooks
+    again."""
     sources = b"".join(path.read_bytes() for path in sorted((ROOT / "tsplat").rglob("*.py")))
     return hashlib.sha256(sources).hexdigest()[:16]
 
 
 def read(text):
-    """Returns a notebook.
+    """Converts a script to a notebook.
 
     Args:
         text: A script in percent format, whose first cell is Markdown that starts with a title.
@@ -37,7 +38,7 @@ def read(text):
         note = f":::{{note}}\nThis page shows the code without its output: {reason[1]}\n:::"
         notebook.cells.insert(1, new_markdown_cell(note))
     else:
-        # Scripts may read their command line, which in a notebook is that of the kernel.
+        # Scripts may read their command line, which in a notebook would be the kernel's.
         setup = f"import sys\n\nsys.argv = ['example.py']  # {package_hash()}"
         notebook.cells.insert(1, new_code_cell(setup, metadata={"tags": ["remove-cell"]}))
     return notebook

@@ -1,6 +1,7 @@
-"""Sphinx extension: runs the examples side by side before pages are read, which would run them one after the other.
+"""Sphinx extension: runs the examples in parallel before pages are read; myst-nb would run them one after the other.
 
-Outputs are kept in the cache of myst-nb, which runs only what has changed since: an example, or the package.
+The outputs go to the cache of myst-nb, so that later builds run only examples that have changed, or all if the package
+has changed.
 """
 
 import os

@@ -3,10 +3,10 @@
 - `<!-- site ... -->`: Markdown for the site only, such as directives. GitHub does not show comments.
 - `<!-- github -->` to `<!-- /github -->`: Markdown for GitHub only.
 - Relative links to files that are not pages, such as `../tsplat/data.py`, and links from the API reference to source
-  code: pages that show these files.
+  code lead to pages that show these files.
 - `{drawing}`: a figure of `drawings.py`, in a light and a dark version.
-- `{command-help}`: the output of `tsplat COMMAND --help`, or `tsplat COMMAND PART --help`.
-- `{scene}`: the scene of `tsplat demo`, in a frame in which one can turn it. Left out if examples are not run.
+- `{command-help}`: the output of `tsplat COMMAND --help`, or of `tsplat COMMAND SUBCOMMAND --help`.
+- `{scene}`: the scene of `tsplat demo` in an interactive frame; omitted if the examples are not run.
 - Formulas become MathML, which browsers show without scripts.
 """
 
@@ -38,14 +38,15 @@ SHOWN = {".py", ".sh", ".json", ".toml", ".cff", ".html", ".yaml", ".yml"}
 
 
 def adapt_markdown(app, docname, source):
-    """Shows what is for the site, and removes what is for GitHub."""
+    """Uncomments the Markdown for the site, and removes the Markdown for GitHub."""
     if Path(app.env.doc2path(docname)).suffix == ".md":
         text = re.sub(r"<!-- github -->.*?<!-- /github -->\n?", "", source[0], flags=re.DOTALL)
         source[0] = re.sub(r"<!-- site\n(.*?)\n?-->", r"\1", text, flags=re.DOTALL)
 
 
 def shown_file(page, target):
-    """Returns the file that a link of a page leads to, relative to the root; None for pages and missing files."""
+    """Returns the path, relative to the root, of the file that a link on a page points to; None for pages and missing
+    files."""
     path = Path(os.path.normpath((ROOT / page).parent / target))
     if (path / "__init__.py").exists():
         path = path / "__init__.py"
@@ -76,7 +77,8 @@ class LinksToFiles(SphinxTransform):
 
 
 def source_of(module, name):
-    """Returns the file, relative to the root, and the first line of an object of the package; None if it has none."""
+    """Returns the source file, relative to the root, and the first line of an object; None if it is not in the
+    package."""
     value = importlib.import_module(module)
     for attribute in name.split("."):
         value = getattr(value, attribute, None)
@@ -99,7 +101,7 @@ def link_sources(app, doctree):
 
 
 class AddressesOfFiles(SphinxPostTransform):
-    """Fills in the addresses, which depend on the builder."""
+    """Fills in the addresses of pages that show files; they depend on the builder."""
 
     default_priority = 5
 
@@ -111,7 +113,7 @@ class AddressesOfFiles(SphinxPostTransform):
 
 
 def pages_of_files(app):
-    """Yields a page for each file that is shown."""
+    """Yields a page for each source file that a page links to."""
     formatter = HtmlFormatter(cssclass="highlight", lineanchors="L")
     for file in sorted({file for data in app.env.metadata.values() for file in data.get("files", "").split()}):
         code = highlight((ROOT / file).read_text(), get_lexer_for_filename(file), formatter)
@@ -119,7 +121,7 @@ def pages_of_files(app):
 
 
 class Drawing(SphinxDirective):
-    """A figure of `drawings.py`; the content is its caption."""
+    """Inserts a figure of `drawings.py`; the content is its caption."""
 
     required_arguments = 1
     has_content = True
@@ -138,7 +140,7 @@ class Drawing(SphinxDirective):
 
 
 class CommandHelp(SphinxDirective):
-    """What `tsplat COMMAND --help` prints."""
+    """Inserts the output of `tsplat COMMAND --help`."""
 
     required_arguments, optional_arguments = 1, 1
 
@@ -156,7 +158,7 @@ class CommandHelp(SphinxDirective):
 
 
 class Scene(SphinxDirective):
-    """A frame with the page that `export_scene` writes; the content is its caption."""
+    """Inserts a frame with the page that `export_scene` writes; the content is its caption."""
 
     has_content = True
 
@@ -169,7 +171,7 @@ class Scene(SphinxDirective):
 
 
 def export_scene(app, exception):
-    """Trains the demo unless that was done before, and exports it beside docs/index.html."""
+    """Trains the demo unless it has been trained before, and exports it beside docs/index.html."""
     if exception is not None or app.config.nb_execution_mode == "off":
         return
     run, page = ROOT / "docs/_build/demo", Path(app.outdir) / "docs" / "scene.html"
