@@ -83,6 +83,6 @@ def test_info_describes_the_model_of_a_run_with_unknown_settings(stopped_run, mo
     monkeypatch.setattr("tsplat.training.runs.run_summary.from_json", fail)
     assert cli.main(["info", str(stopped_run), "--json"]) == 0
     printed = capsys.readouterr()
-    assert "no setting a_new_one; only the model is described" in printed.err
+    assert "no setting a_new_one; describing only the model" in printed.err
     found = json.loads(printed.out)
     assert (found["count"], "run" in found) == (5, False)

@@ -1,4 +1,4 @@
-"""Configurations of training runs: every setting with its default, and JSON files."""
+"""Configurations of training runs: all settings with their defaults, and their JSON files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PriorKind = Literal["inverse", "disparity", "metric"]
 DepthAlong = Literal["z", "ray"]
 Part = Literal["positions", "scales", "rotations", "opacities", "colors"]
 RESOLVED_SETTINGS = ("background", "views_per_step", "visible_adam", "sh_degree")
-"""Settings that the start of a run resolves, if they are not given, and that its checkpoints keep."""
+"""Settings that are resolved when a run starts, if they are not given, and that checkpoints store."""
 
 SH_DEGREE = 3
 """Degree of the spherical harmonics of runs that start from points."""
@@ -38,10 +38,10 @@ FROZEN_NAMES: dict[str, tuple[str, ...]] = {
     "opacities": ("opacities",),
     "colors": ("sh0", "shN"),
 }
-"""Maps the names that `freeze` takes to the names of parameters in gsplat."""
+"""Parameters, by their names in gsplat, that each value of `freeze` stands for."""
 
 TYPICAL_EXTENT = 4.0
-"""Extent of the scenes, in their unit, for which the weight of scales and the scale of noise are given."""
+"""Extent of a scene, in world units, at which `scale_weight` and the strategy's noise apply unscaled."""
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "default": DefaultStrategy,
@@ -56,66 +56,69 @@ class Config:
 
     Attributes:
         steps: Number of optimizer steps; the schedules end with the last one.
-        views_per_step: Number of views whose losses a step averages, rendered one at a time and sharded over the ranks;
-            zero means one view per rank. Learning rates grow with its square root, and Adam's betas are raised to its
-            power, following Malladi et al. (2022), "On the SDEs and scaling rules".
-        seed: Random seed of the order of views, the backgrounds and the strategy.
+        views_per_step: Number of views per step, over whose losses the step averages; 0 for one view per rank. Views
+            are rendered one at a time and distributed over the ranks. For n views, learning rates are multiplied by
+            √n, and Adam's betas are raised to the power n (Malladi et al., 2022, "On the SDEs and scaling rules").
+        seed: Random seed for the order of views, the backgrounds and the strategy.
         means_rate: Learning rate of the means, in units of the scene's extent; decays exponentially by `means_decay`.
-        means_decay: Final learning rate of the means over the initial one.
+        means_decay: Ratio of the final to the initial learning rate of the means.
         scales_rate, opacities_rate, quats_rate: Learning rates of the logarithms of the scales, the logits of the
             opacities, and the quaternions.
         sh0_rate, shN_rate: Learning rates of the spherical harmonics of degree 0, and of the higher degrees.
-        rates_decay: Final learning rates of the other parameters of Gaussians over the initial ones; they decay
+        rates_decay: Ratio of the final to the initial learning rates of all other Gaussian parameters; they decay
             exponentially in the last fifth of the run.
-        warm_up: Number of steps in which all learning rates rise from zero, with the cube of the step, until Adam's
-            moments distinguish noise from gradients.
+        warm_up: Number of steps in which all learning rates rise from zero, with the cube of the step, while Adam's
+            moments are still dominated by noise.
         sh_interval: Number of steps after which the next degree of spherical harmonics is added. If the run is too
             short for all degrees, the steps are divided evenly among them. Degrees that the initial Gaussians have are
             used from the first step on.
-        background: Background color, RGB from 0 to 1; None for the capture's own, or black.
+        background: Background color, RGB from 0 to 1; None for the color that the capture specifies, or black.
         random_background: Draw a random background color in every step, so that surfaces become opaque.
         antialiased: Compensate opacities for the blur of projection (Mip-Splatting). The result is marked as
             antialiased and must be rendered so.
-        backend: Implementation that rasterizes; auto is the fastest that runs on the device.
+        backend: Rasterization backend; auto is the fastest that runs on the device.
         precision: Mixed precision by autocast. The rasterizer, the loss and Adam always compute in fp32. fp16 uses
             gradient scaling; auto is bf16 on GPUs that support it, and fp32 elsewhere.
-        capacity: Render without waiting for the device to count intersections, in memory for as many as earlier steps
-            needed; a step that needs more is computed again. The result is the same. auto is on for GPUs.
+        capacity: Size the intersection lists by earlier steps, instead of waiting for the device to count
+            intersections; a step whose lists are too small is computed again. The result is the same. auto is on for
+            GPUs.
         graph: Replay rendering, loss and gradients of a view as a CUDA graph, which saves most of Python's time. The
-            result is the same. Needs `capacity`. auto is on for GPUs, for one view a step, without masks, learned
-            corrections of views, and losses of depths and normals.
+            result is the same. Requires `capacity`. auto is on for GPUs, with one view per step, if there are no masks,
+            no learned corrections of views, and no losses on depths or normals.
         opacity_weight: Weight of the mean opacity in the loss.
         scale_weight: Weight of the mean scale in the loss, in units of a quarter of the scene's extent.
-        max_elongation: Limit of the longest axis of a Gaussian, in units of its second, at least 1, where its standard
-            deviation is longer than n² / 2,000 of the image of the n training views that see it; 0 for none.
-        depth_weight: Weight, in the loss, of the mean difference between the inverse expected depth and that of the
-            sparse points, and that of `depth_prior`, in units of the scene's extent.
-        depth_kind: Kind of `depth_prior`: inverse for inverse depth up to a scale and a shift of each view, disparity
-            for inverse depth up to a scale of each view, metric for depth in one unit.
-        normal_weight: Weight, in the loss, of the mean difference between normals and those of `normal_prior`; of 2D
-            Gaussians also between normals and those of the depth map, after the first 7/30 of the run.
-        distortion_weight: Weight, in the loss of 2D Gaussians, of the mean distortion, which gathers what a pixel shows
-            at one depth, in units of the scene's extent, after the first tenth of the run.
-        perspective_share: Share of the steps on panoramas that compare a perspective view, of 90 degrees in a direction
-            that changes, in place of the panorama. 0 is better for a model that only panoramas show.
-        pose_refinement: Learn a small motion of each training camera, of both poses of rolling shutters. Metrics of
-            held-out views then come twice: as posed, and with poses fitted to the finished model.
+        max_elongation: Maximum ratio of a Gaussian's longest axis to its second longest, at least 1; 0 for no limit.
+            An axis is shortened only if its standard deviation exceeds n² / 2,000 of the image, where n is the number
+            of training views that see the Gaussian.
+        depth_weight: Weight, in the loss, of the mean difference between the rendered inverse depth and the inverse
+            depth of the sparse points and of `depth_prior`, in units of the scene's extent.
+        depth_kind: Values of `depth_prior`: inverse for inverse depth up to a scale and a shift per view, disparity for
+            inverse depth up to a scale per view, metric for depth in one unit.
+        normal_weight: Weight, in the loss, of the mean difference between rendered normals and `normal_prior`. With 2D
+            Gaussians, also of that between rendered normals and normals of the depth map, after the first 7/30 of the
+            run.
+        distortion_weight: Weight, in the loss of 2D Gaussians, of the mean depth distortion, in units of the scene's
+            extent, after the first tenth of the run. It concentrates the Gaussians of a pixel at one depth.
+        perspective_share: Share of the steps on panoramas that train on a perspective view of 90 degrees, in a
+            direction that changes, in place of the panorama. Use 0 for a model that is only rendered as panoramas.
+        pose_refinement: Learn a small motion of each training camera, or of both poses of a rolling shutter. Metrics of
+            held-out views are then measured twice: with the given poses, and with poses fitted to the finished model.
         pose_rate: Learning rate of the rotations, in radians, and of the translations, in units of the scene's extent.
         lens_refinement, lens_rate: Learn the distortion of lenses, which held-out views share; learning rate.
         exposure: Learn an affine map of the colors of each training view; the mean of all maps is the identity.
         exposure_rate: Learning rate of the maps' entries.
-        gains: Gains of the color channels of each training view, for photographs with varying exposure: estimated, or
-            by the colors of sparse points.
+        gains: Use a gain per color channel of each training view, for photographs with varying exposure. Gains are
+            estimated from the colors of sparse points, or during training.
         visible_adam: Update only the Gaussians that a step's views show. Adam overshoots where most gradients are zero.
             auto is on if views show less than a third of the initial Gaussians on average.
-        adam_moments: Precision in which Adam's moments of Gaussians are stored. Training takes a fifth less memory with
-            bf16, to which they are rounded up or down at random. Steps are computed in fp32.
+        adam_moments: Precision in which Adam's moments of Gaussian parameters are stored. bf16, with stochastic
+            rounding, reduces memory by a fifth. Steps are computed in fp32.
         clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.
         parallel: With several ranks, shard the Gaussians over them, or replicate all Gaussians on each.
-        max_gaussians: Maximum number of Gaussians; the strategy's `cap_max`, if it is smaller, and scarce memory
-            lower it. A model to start from is not made smaller.
-        freeze: Parts of the Gaussians that training leaves as they are, bit for bit; without a strategy.
-        strategy: When Gaussians are added, moved and removed; None for never.
+        max_gaussians: Maximum number of Gaussians. A smaller `cap_max` of the strategy, or scarce memory, lowers it. An
+            initial model that is larger is not reduced.
+        freeze: Parameters of the Gaussians that training leaves unchanged, bit for bit; only without a strategy.
+        strategy: Densification strategy, which adds, moves and removes Gaussians; None for a fixed number.
     """
 
     steps: int = 7000
@@ -202,40 +205,40 @@ class RunConfig(Config):
 
     Attributes:
         scene: Folder of photographs with cameras.
-        init: Models to start from, merged, instead of the sparse points: files, or folders of runs, as for `tsplat
-            edit`. They keep their degree, opacities and scales. They are in the frame of the models that the run
-            writes; a run of tsplat may be in another frame of the same scene.
-        points: PLY, LAS, LAZ or E57 file of points to start from, instead of those of the scene; in the frame of its
-            files, such as that of a survey.
-        block: Train on one block of a plan that `tsplat blocks plan` has written: its folder and, after a colon, the
+        init: Models to start from instead of the sparse points: files, or folders of runs, as for `tsplat edit`. They
+            are merged, and keep their SH degree, opacities and scales. They must be in the frame of the models that
+            this run writes; another run of tsplat on the same scene may use another frame.
+        points: PLY, LAS, LAZ or E57 file of points to start from, instead of the scene's points; in the frame of the
+            scene's files, such as the frame of a survey.
+        block: Train one block of a plan that `tsplat blocks plan` has written: the plan's folder, a colon, and the
             index of the block.
-        primitive: 3D Gaussians, or 2D Gaussians, discs that lie on surfaces and have normals.
-        downscale: Factor by which the photographs are made smaller.
-        max_size: Without `downscale`, photographs are made smaller so that their longer side has at most this number of
-            pixels; 0 for their own size.
-        camera: Undistort photographs first, or train on them as they were taken, with the distortion of their lenses
-            ("native"); the latter takes longer.
+        primitive: 3D Gaussians, or 2D Gaussians, which are discs that lie on surfaces and have normals.
+        downscale: Factor by which the photographs are downscaled.
+        max_size: Without `downscale`, photographs are downscaled until their longer side has at most this number of
+            pixels; 0 for the original size.
+        camera: Undistort photographs first, or train on the original photographs with the distortion of their lenses
+            ("native"), which takes longer.
         strict: Refuse a scene that names photographs whose files are missing; otherwise they are skipped.
-        keep_far: Keep photographs whose cameras are far from the others and show nothing of the points, or a spot, as
-            do wrong poses; otherwise they are left out.
-        depth_prior: Folder of maps of depth, of the kind `depth_kind`, NumPy or PNG files named as the images.
-        depth_confidence: Folder of maps of the confidence of `depth_prior`, from 0 to 1, or 0, 1, 2 as ARKit has them.
-        depth_along: Whether maps of the kinds metric and disparity have the depth along the optical axis, or the
-            distance along the ray of each pixel.
+        keep_far: Keep photographs whose cameras are far from the others and show none or few of the points, which
+            suggests a wrong pose; otherwise they are left out.
+        depth_prior: Folder of depth maps, NumPy or PNG files named as the images; `depth_kind` says what they contain.
+        depth_confidence: Folder of confidence maps for `depth_prior`, from 0 to 1, or ARKit's levels 0, 1 and 2.
+        depth_along: Whether metric and disparity maps contain depth along the optical axis (z), or distance along the
+            ray of each pixel (ray).
         depth_unit: Unit of metric maps in units of the scene's files, such as 0.001 for millimeters; 0 to
             estimate it from the sparse points.
-        normal_prior: Folder of maps of normals, in the camera frame (x right, y down).
+        normal_prior: Folder of normal maps, in the camera frame (x right, y down).
         normalize: Move and scale the scene so that the cameras are centered at the origin and the farthest is at
-            distance 1, except for those that are far from the others. The transform from the files' frame is saved as
-            `world.json`.
+            distance 1. Cameras that are far from the others are ignored. The transform from the files' frame is saved
+            as `world.json`.
         test_every: Hold out every n-th view for evaluation, in the order of their names, starting with the first; 0 for
             none.
         device: Device to train on; auto is a GPU if there is one.
-        sh_degree: Maximum degree of spherical harmonics, 0 to 4; None for 3, or for that of the models in `init`.
+        sh_degree: Maximum degree of spherical harmonics, 0 to 4; None for 3, or for the degree of the models in `init`.
         start_opacity: Initial opacity of the Gaussians at points.
         start_scale: Initial scale of the Gaussians at points, in units of the mean distance to the three nearest ones.
-        sky: Number of additional Gaussians on a distant sphere, for the sky of outdoor scenes; those that no view shows
-            are left out.
+        sky: Number of additional Gaussians on a distant sphere, for the sky of outdoor scenes. Gaussians that no view
+            shows are left out.
         eval_every: Number of steps between evaluations on the held-out views; 0 for a twelfth of the run.
         save_every: Number of steps between checkpoints; 0 for a quarter of the run. The last step is always saved.
         keep: Number of checkpoints to keep.
@@ -308,25 +311,25 @@ class RunConfig(Config):
 
     @property
     def plan_and_block(self) -> tuple[str, int] | None:
-        """Folder of the plan and index of the block that `block` names; None for a run of a whole scene."""
+        """Folder of the plan and index of the block, parsed from `block`; None for a run on a whole scene."""
         folder, _, index = self.block.rpartition(":")
         return (folder, int(index)) if folder else None
 
     @property
     def sh_degree_of_points(self) -> int:
-        """Degree of the spherical harmonics of Gaussians at points."""
+        """SH degree of Gaussians that are initialized at points."""
         return SH_DEGREE if self.sh_degree is None else self.sh_degree
 
 
 def _check_texts(name: str, values: object, what: str) -> tuple[str, ...]:
-    """Returns a list or tuple of texts that are not empty as a tuple."""
+    """Returns `values` as a tuple, or raises ArgumentError unless it is a list or tuple of nonempty strings."""
     if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) and value for value in values):
         raise ArgumentError(f"{name}: expected a tuple of {what}, found {describe(values)}")
     return tuple(values)
 
 
 def _check_depth(config: RunConfig) -> None:
-    """Raises ArgumentError for settings of maps of depth that have no effect or no meaning."""
+    """Raises ArgumentError for settings of depth priors that are invalid or have no effect."""
     check_choice("depth_along", config.depth_along, get_args(DepthAlong))
     if not 0 <= config.depth_unit < math.inf:
         raise ArgumentError(f"depth_unit: expected a number of at least 0, found {config.depth_unit}")
@@ -344,7 +347,7 @@ def _check_depth(config: RunConfig) -> None:
 
 
 def _check_freeze(config: Config) -> None:
-    """Makes `freeze` a tuple. Raises ArgumentError for unknown parts, and for settings that would change them."""
+    """Makes `freeze` a tuple. Raises ArgumentError for unknown names, and settings that change frozen parameters."""
     frozen = _check_texts("freeze", config.freeze, f"some of {', '.join(FROZEN_NAMES)}")
     object.__setattr__(config, "freeze", frozen)
     for part in frozen:
@@ -365,7 +368,7 @@ def _check_freeze(config: Config) -> None:
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """Returns the configuration as JSON values; the entry `kind` of a strategy is its name."""
+    """Returns the configuration as JSON values; the entry `kind` of the strategy is its key in STRATEGIES."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     strategy = config.strategy
     if strategy is not None:
@@ -381,7 +384,7 @@ def to_json(config: Config) -> dict[str, Any]:
 
 
 def from_json(values: Any, where: str) -> RunConfig:
-    """Returns the configuration of the values of :func:`to_json`. Missing fields get their defaults.
+    """Returns the configuration from values that :func:`to_json` returned. Missing fields get their defaults.
 
     Raises ArgumentError for an unknown field, or a value of the wrong type or out of range; messages start with
     `where`, such as the file's name.
@@ -413,7 +416,7 @@ def read_config(path: str | os.PathLike[str]) -> RunConfig:
 
 
 def _fields(values: Any, cls: type, prefix: str = "") -> dict[str, Any]:
-    """Returns the values, checked against the types of a dataclass's defaults; messages name them with a prefix."""
+    """Returns the values, after checking their types against a dataclass's defaults; messages start with `prefix`."""
     if not isinstance(values, dict):
         raise ArgumentError(f"expected a JSON object, found {type(values).__name__}")
     defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name != "generator"}

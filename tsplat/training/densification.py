@@ -1,4 +1,4 @@
-"""Densification during training: applies a strategy to the Gaussians, within the memory of all ranks."""
+"""Densification during training: applies a strategy to the Gaussians, within the free memory of all ranks."""
 
 import copy
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from .parameters import Parameters
 from .rng_state import generator_state, set_generator_state
 
 COPIES, MOMENTS = 5, 4
-"""Peak memory per Gaussian while Gaussians are added, in copies of its parameters and of one of its moments: parameters
-and gradients, two moments, and the tensors that replace them."""
+"""Peak memory per Gaussian while Gaussians are added: number of copies of its parameters and of one Adam moment. These
+are parameters, gradients and two moments, and the tensors that replace them."""
 
 
 class Densification:
@@ -57,28 +57,28 @@ class Densification:
             self.strategy.step_pre_backward(*self._parameters.for_strategy(), self.strategy_state, step, meta)
 
     def only_adds_noise(self, step: int) -> bool:
-        """Returns whether the strategy at most adds noise in a step, and neither refines nor reads the rendering."""
+        """Returns whether the strategy does nothing but add noise in a step: it neither refines nor reads `meta`."""
         strategy = self.strategy
         return strategy is None or not (strategy.reads_rendering or strategy.refines(step))
 
     def noise_scaler(self, step: int, lr: float) -> float | None:
-        """Returns the factor of a step's noise, given the learning rate of the means; None for no noise."""
+        """Returns the scale of a step's noise, given the learning rate of the means; None for no noise."""
         return None if self.strategy is None else self.strategy.noise_scaler(step, self._noise_rate(lr))
 
     def draw_key(self) -> int:
-        """Draws the key of a step's noise."""
+        """Draws the random key of a step's noise."""
         return draw_key(self._generator)
 
     @torch.no_grad()
     def add_noise(self, key: int | Tensor, scaler: float | Tensor) -> None:
-        """Adds the strategy's noise, given its key, [] int64, and its factor, [] fp64."""
+        """Adds the strategy's noise, given its random key, [] int64, and its scale, [] fp64."""
         assert self.strategy is not None
         self.strategy.add_noise(self._parameters.params, key, scaler, self._config.backend)
 
     def _noise_rate(self, lr: float) -> float:
-        """Scales the learning rate of the means to the scene's extent for noise.
+        """Returns the learning rate of the means, rescaled so that noise is proportional to the scene's extent.
 
-        Noise is the product of a covariance, a squared length, and the rate, and has to be a length.
+        The strategy multiplies the rate by a covariance, which is a squared length, but noise is a length.
         """
         return lr * (TYPICAL_EXTENT / self._extent) ** 2
 
@@ -104,7 +104,7 @@ class Densification:
         return count(self._ranks if self._sharded else None, len(params["means"]))[1] if refines else n_gaussians
 
     def _limit_by_memory(self, n_gaussians: int) -> None:
-        """Limits the strategy to the number of Gaussians for which the rank with the least memory has enough."""
+        """Limits the strategy to the number of Gaussians that fit into the memory of the rank with the least."""
         assert self.strategy is not None and self._config.strategy is not None
         bytes_per_gaussian = 0
         for name in self._parameters.gaussian_names:
@@ -118,8 +118,7 @@ class Densification:
         self.strategy.cap_max = min(n_max, self._config.strategy.cap_max or n_max)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns the state that :meth:`restore` takes: the strategy's tensors as ``strategy/NAME``, and JSON
-        values."""
+        """Returns the state for :meth:`restore`: the strategy's tensors as ``strategy/NAME``, and JSON values."""
         # The table of binomial coefficients is constant.
         values = {name: value for name, value in self.strategy_state.items() if name != "binoms"}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -150,10 +149,10 @@ def merge_info(
 ) -> dict[str, Any]:
     """Merges the ``meta`` of several rasterization calls into that of one call with all their cameras.
 
-    This is the ``info`` that strategies receive for a step whose views were rendered one at a time. Calls are unpacked;
-    the gradients of their entry `key`, the strategy's ``key_for_gradient``, are divided by `loss_scale` and converted
-    to pixels of `view`, and radii to the same fractions of its longer side. `n_cameras` is the number of cameras of all
-    ranks; `gather` concatenates [C, N, ...] over ranks, and is None if this rank has all cameras.
+    This is the ``info`` that strategies receive for a step whose views were rendered one at a time. Calls are unpacked.
+    `key` is the strategy's ``key_for_gradient``: gradients of this entry are divided by `loss_scale` and converted to
+    pixels of `view`. Radii are scaled by the longer side of `view` over that of each image. `n_cameras` is the number
+    of cameras of all ranks; `gather` concatenates [C, N, ...] over ranks, and is None if this rank has all cameras.
     """
     first = metas[0]
     if gather is None and n_cameras == 1 and loss_scale == 1:

@@ -27,7 +27,8 @@ from .sampling import calls_of_ranks
 from .view_corrections import identity_motions, move_poses
 
 WARM_UP_CALLS = 2
-"""The first call runs the stages, and the second is traced. Later ones are replayed, see ``passes``."""
+"""Number of calls before times are measured: the first runs the stages, the second is traced, and later ones are
+replayed; see ``passes``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Score:
 
 
 class Evaluation(tuple[Score, ...]):
-    """The scores of views, in order, and their means; :meth:`to_json` is what files and pages show of them."""
+    """The scores of views, in order, and their means."""
 
     @property
     def psnr(self) -> float:
@@ -66,7 +67,7 @@ class Evaluation(tuple[Score, ...]):
         return sum(score.ssim for score in self) / len(self)
 
     def complete(self, ranks: RankGroup, indices: Sequence[int]) -> Evaluation:
-        """Returns the scores of some views, with the images that other ranks rendered. A collective call."""
+        """Returns the scores of the views with these indices, including images of other ranks. A collective call."""
         scores = [self[i] for i in indices]
         images_of_ranks = ranks.all_gather_object([score.image.cpu() for score in scores])
         images = [next(filter(Tensor.numel, candidates)) for candidates in zip(*images_of_ranks, strict=True)]
@@ -75,9 +76,9 @@ class Evaluation(tuple[Score, ...]):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns metrics as JSON values: means over the views, and those of each view. Means of no views are None.
+        """Returns metrics as JSON values: means over the views, and the metrics of each view.
 
-        So is an infinite PSNR, that of equal images, as JSON has no infinity.
+        Means are None if there are no views. An infinite PSNR, of equal images, is None too, as JSON has no infinity.
         """
         views = [
             {
@@ -99,16 +100,18 @@ class Evaluation(tuple[Score, ...]):
 
 
 POSE_STEPS, POSE_RATE, POSE_DECAY = 60, 10.0, 0.95
-"""Steps of :func:`fit_poses`, the first learning rate over that of training, and a factor after each step."""
+"""Settings of :func:`fit_poses`: number of steps, ratio of the initial learning rate to that of training, and decay of
+the learning rate per step."""
 
 Network = Literal["alex", "vgg", "squeeze"]
 """Networks of LPIPS."""
 
 OnView = Callable[[int, int], None]
+"""Called with the number of views done and the number of all views."""
 
 
 def check_sizes(views: Sequence[View], downscale: int) -> None:
-    """Raises ShapeError if a view, whose image was downscaled by a factor, is smaller than the window of SSIM."""
+    """Raises ShapeError if a view is smaller than the window of SSIM; the message names the `downscale` factor."""
     for view in views:
         if min(view.width, view.height) < len(SSIM_TAPS):
             raise ShapeError(
@@ -135,20 +138,20 @@ def evaluate(
     """Renders views with all degrees of spherical harmonics and compares them with their photographs.
 
     Args:
-        gaussians: All Gaussians or, if `sharded`, this rank's.
+        gaussians: All Gaussians or, if `sharded`, the shard of this rank.
         views: All views, on the Gaussians' device.
         background: RGB from 0 to 1.
         lpips: Network of the perceptual distance LPIPS (Zhang et al., 2018); None to leave it out.
         backend: As in :func:`tsplat.rasterization`.
         ranks: The ranks that call this together with equal arguments. Each renders its shard of the views.
         on_view: Called on every rank, equally often, with the number of views done and the number of all views.
-        warm_up: Render the first view twice before the times are measured, so that they do not contain the compilation
-            of kernels and, for views of its size and lens, the tracing of passes.
+        warm_up: Render the first view twice before times are measured, so that they exclude the compilation of kernels
+            and, for views of the same size and lens, the tracing of passes.
         sharded: Whether the Gaussians are sharded over the ranks, which then render together.
-        gains: [V, 3] by which the channels of each rendered image are multiplied; None for 1.
+        gains: [V, 3] factors of the color channels of each rendered image; None for 1.
 
     Returns:
-        The scores of all views, on every rank; those of other ranks' views without images.
+        The scores of all views, on every rank. Scores of views that another rank rendered have no image.
 
     Raises:
         ArgumentError: An image is smaller than the window of SSIM; see also :func:`tsplat.rasterization`.
@@ -207,9 +210,9 @@ def fit_poses(
 ) -> list[View]:
     """Fits the poses of held-out views to their photographs; Gaussians and lenses do not change.
 
-    After :attr:`Config.pose_refinement`, a model fits the learned poses, but the poses of held-out views were not
-    learned. Adam takes POSE_STEPS steps from each pose, with POSE_RATE times the learning rate of training;
-    translations are in units of the scene's extent. Each rank fits its shard of the views.
+    With :attr:`Config.pose_refinement`, a model fits the learned poses of the training views, but poses of held-out
+    views are not learned. Adam takes POSE_STEPS steps from each pose, with POSE_RATE times the learning rate of
+    training; translations are in units of the scene's extent. Each rank fits its shard of the views.
     """
     fitted = list(views)
     views = views_with_near_planes(views, gaussians, ranks)
@@ -239,7 +242,7 @@ def fit_poses(
 def _calls(
     views: Sequence[View], ranks: RankGroup, sharded: bool, on_view: OnView | None = None
 ) -> Iterator[tuple[int, bool]]:
-    """Yields what :func:`calls_of_ranks` does; if Gaussians are not sharded, only for the views of this rank."""
+    """Yields as :func:`calls_of_ranks`; if Gaussians are not sharded, only for the views of this rank."""
     kinds = [kind_of_call(view.camera) if sharded else None for view in views]
     for index, is_own in calls_of_ranks(kinds, ranks):
         if on_view is not None:

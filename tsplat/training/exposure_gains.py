@@ -1,4 +1,4 @@
-"""Estimates the gains of photographs before training, from the colors of sparse points that they share.
+"""Estimates the gain of each photograph before training, from the colors of sparse points that photographs share.
 
 Decision record 0051 has measurements.
 """
@@ -23,17 +23,17 @@ DARKEST, BRIGHTEST = 0.04, 0.92
 """Colors outside this range are not used: they are noise, or clipped."""
 
 ROUNDS, ITERATIONS, TOLERANCE = 12, 30, 1e-8
-"""Rounds of reweighting, and steps of conjugate gradients in each, until residuals are this part of the first."""
+"""Rounds of reweighting, maximum number of conjugate gradient steps per round, and relative residual that ends one."""
 
 RESIDUAL_MIN = 0.03
-"""Residuals below this, of logarithms, have equal weight; larger ones the weight of least absolute deviations."""
+"""Residuals of logarithms below this have equal weight. Larger ones have the weight of least absolute deviations."""
 
 PRIOR = 0.01
-"""Weight, in observations, of a prior that a gain is 1, so that views that share no points have a solution."""
+"""Weight, in observations, of a prior that a gain is 1. It determines the gains of views that share no points."""
 
 VIEW_OBSERVATIONS_MIN, OBSERVATIONS_MAX = 8, 1 << 19
-"""A view with fewer shared points has no gain; no view has one if the mean number is lower. If there are more
-observations in total, those of every k-th point are used."""
+"""Minimum number of shared points of a view, and of the mean over all views; with fewer, gains are not estimated. If
+there are more than OBSERVATIONS_MAX observations in total, only every k-th point is used."""
 
 EXPOSURE_SPREAD_MIN = 0.1
 """Minimum standard deviation of the logarithms of exposures. With a constant exposure, the colors of a point differ by
@@ -48,16 +48,16 @@ class Observations(NamedTuple):
     colors: Tensor
 
     def select(self, kept: Tensor) -> Observations:
-        """Returns some of them, by a mask [O]."""
+        """Returns the observations that a mask [O] selects."""
         return Observations(self.views[kept], self.points[kept], self.colors[kept])
 
 
 def gains_of_points(views: Sequence[View]) -> Tensor | None:
-    """Returns the logarithms of gains of views [V, 3] fp64, whose mean is zero; None if they are not known.
+    """Returns the logarithms of the gains of views [V, 3] fp64, with a mean of zero; None if they cannot be estimated.
 
-    They are known if the EXIF data of all photographs have exposures that differ, and views share enough sparse points.
-    In the model, a point has one color, which each view multiplies by its gain. Both are fitted to all points in at
-    least two views, by iteratively reweighted least squares.
+    The estimate requires EXIF exposures of all photographs, which differ, and enough sparse points that views share. It
+    assumes that a point has one color, which each view multiplies by its gain. Colors and gains are fitted to all
+    points that at least two views see, by iteratively reweighted least squares.
     """
     observed = _observe(views) if _exposures_differ(views) else None
     if observed is None:
@@ -79,16 +79,16 @@ def gains_of_points(views: Sequence[View]) -> Tensor | None:
 
 
 def gains_of_held_out(train: Sequence[View], held_out: Sequence[View]) -> Tensor | None:
-    """Returns the logarithms of gains of held-out views [V, 3] fp64 from their own points; None if they are not known.
+    """Returns the logarithms of the gains of held-out views [V, 3] fp64, relative to the mean of the training views.
 
-    They are relative to the mean of the training views.
+    They are estimated from sparse points, like the gains of training views; None if they cannot be.
     """
     gains = gains_of_points([*train, *held_out])
     return None if gains is None else gains[len(train) :] - gains[: len(train)].mean(0)
 
 
 def _fit(observed: Observations, weights: Tensor, gains: Tensor) -> Tensor:
-    """Minimizes squared residuals over gains [V, 3], with the best colors of points, by conjugate gradients."""
+    """Returns gains [V, 3] that minimize the weighted squared residuals, by conjugate gradients from `gains`."""
     n_views, n_points = len(gains), int(observed.points.max()) + 1
     of_points = weights.new_zeros(n_points, 1).index_add_(0, observed.points, weights).clamp_min(1e-30)
     # The colors of points are eliminated (Schur complement): D - W^T P^-1 W.
@@ -129,14 +129,14 @@ def _exposures_differ(views: Sequence[View]) -> bool:
 
 
 def _means(groups: Tensor, weights: Tensor, values: Tensor) -> Tensor:
-    """Returns weighted means of values [O, 3] in groups, [G, 3]."""
+    """Returns the weighted mean of values [O, 3] in each group, [G, 3]."""
     n = int(groups.max()) + 1
     total = values.new_zeros(n, values.shape[1]).index_add_(0, groups, weights * values)
     return total / weights.new_zeros(n, 1).index_add_(0, groups, weights).clamp_min(1e-30)
 
 
 def _observe(views: Sequence[View]) -> Observations | None:
-    """Returns the colors of sparse points in views; None if no view has any."""
+    """Returns the colors of sparse points in views; None if no view has sparse points."""
     of_views, points, colors = [], [], []
     for i, view in enumerate(views):
         if view.sparse is None or view.sparse_ids is None or not len(view.sparse):

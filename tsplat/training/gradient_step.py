@@ -26,7 +26,7 @@ VISIBLE_SHARE_MAX = 1 / 3
 """Mean fraction of the Gaussians that a view shows, below which "auto" updates only the visible Gaussians of a step."""
 
 N_CENTERS, N_VIEWS = 5000, 100
-"""Approximate numbers of centers and of views with which that fraction is estimated."""
+"""Approximate numbers of centers and views from which :func:`visible_share` is estimated."""
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -48,8 +48,8 @@ def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | 
 def resolve_visible_adam(visible_adam: Switch, means: Tensor, views: Sequence[View], ranks: RankGroup) -> Switch:
     """Returns "on" or "off": whether a step updates only the Gaussians that its views show.
 
-    ``"auto"`` is a collective call, which projects this rank's initial centers, `means` [N, 3] in the world frame, to
-    training views.
+    For ``"auto"``, which is a collective call, this rank's initial centers, `means` [N, 3] in the world frame, are
+    projected to training views.
     """
     if visible_adam != "auto":
         return visible_adam
@@ -70,14 +70,14 @@ def visible_share(means: Tensor, cameras: Sequence[Camera], ranks: RankGroup) ->
 
 
 class GradientStep:
-    """Updates parameters with the gradients that were accumulated on them.
+    """Updates parameters with their accumulated gradients.
 
-    Gradients of Gaussians are summed over ranks unless they are `sharded`, and limited to the norm `clip` if it is not
-    0. With `visible_only`, Gaussians whose means have a zero gradient are not updated. Autocast to fp16 enables
+    Gradients of Gaussians are summed over ranks, unless Gaussians are `sharded`, and limited to the norm `clip`, unless
+    it is 0. With `visible_only`, Gaussians whose means have a zero gradient are not updated. Autocast to fp16 enables
     gradient scaling.
 
     Attributes:
-        scaler: Scales losses before the backward pass.
+        scaler: Gradient scaler, which is disabled unless autocast is fp16.
         n_skipped: Number of consecutive steps that were skipped because gradients were not finite.
     """
 
@@ -101,8 +101,8 @@ class GradientStep:
         self._visible_only = visible_only
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of a loss to those of the parameters."""
-        # In this thread: on a GPU, handing over to another one takes 0.6 ms.
+        """Computes the gradients of a loss and accumulates them on the parameters."""
+        # Runs in this thread, as switching to autograd's thread takes 0.6 ms on a GPU.
         with torch.autograd.set_multithreading_enabled(False):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
@@ -120,7 +120,7 @@ class GradientStep:
         return None
 
     def update(self) -> None:
-        """Updates the parameters with gradients that were checked."""
+        """Updates the parameters with the gradients that :meth:`sum_and_check` has checked."""
         self.clip()
         visible = self.visible()
         for group, masked in self.groups():
@@ -147,7 +147,7 @@ class GradientStep:
         return [(of_gaussians, True), (of_views, False)] if of_views else [(of_gaussians, True)]
 
     def repeated(self, group: Sequence[Adam]) -> RepeatedStep:
-        """Returns the step of optimizers with the gradients of parameters, to repeat it."""
+        """Returns a repeatable step of these optimizers with the current gradients."""
         parameters = self._parameters
         if parameters.rows is None:
             return RepeatedStep(group)
@@ -155,7 +155,7 @@ class GradientStep:
         return RepeatedStep(group, parameters.rows, gradients)
 
     def visible(self) -> Tensor | None:
-        """Returns rows of gradients to update, [N] or [R] bool; None for all."""
+        """Returns which rows of the gradients to apply, [N] or [R] bool; None for all."""
         gradient = self._parameters.gradients().get("means")
         return gradient.ne(0).any(-1) if self._visible_only and gradient is not None else None
 
@@ -203,7 +203,7 @@ class GradientStep:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from a state."""
-        # A new scaler, as an error may have ended a step between unscaling and the update.
+        # An error may have interrupted a step between unscaling and the update, so a new scaler is made.
         self.scaler = torch.amp.GradScaler(self._device.type, enabled=self.scaler.is_enabled())
         self.scaler.load_state_dict(state["scaler"])
         self.n_skipped = state["skipped"]

@@ -1,4 +1,4 @@
-"""Metrics over the steps of a run, and a warning when the PSNR drops for long."""
+"""Metrics over the steps of a run, and a warning when the PSNR stays low."""
 
 import dataclasses
 import math
@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 from .observers import Observer, Progress
 
 SMOOTHING = 0.98
-"""Weight of earlier steps in the smoothed PSNR, per step."""
+"""Decay of the exponentially smoothed PSNR per step."""
 
 DROP_MIN = 2.0
-"""Number of dB below its best from which the smoothed PSNR counts as low."""
+"""The smoothed PSNR is low if it is this many dB below its best."""
 
 PATIENCE = 0.05
 """Fraction of the run for which the smoothed PSNR may be low without a warning."""
 
 PSNR_MAX = 120.0
-"""Limit for the PSNR of nearly equal images, as neither plots nor JSON can hold infinity."""
+"""Maximum PSNR that is recorded, as neither plots nor JSON can represent infinity."""
 
 
 def read_psnr(progress: Progress) -> float | None:
-    """Returns the PSNR of a step, at most PSNR_MAX; None if the loss is not finite, which JSON cannot hold."""
+    """Returns the PSNR of a step, at most PSNR_MAX; None if the loss is not finite, which JSON cannot represent."""
     return min(float(progress.psnr), PSNR_MAX) if math.isfinite(float(progress.loss)) else None
 
 
@@ -29,9 +29,9 @@ class History(Observer):
     """Metrics recorded during training.
 
     Attributes:
-        train_steps, train_psnr, train_loss: Metrics of the training views of every tenth step; finite ones only.
-        test_steps, test_psnr: Mean PSNR over the held-out views, whenever they were evaluated.
-        test_gaussians: Number of Gaussians at that time.
+        train_steps, train_psnr, train_loss: Metrics of the training views at every tenth step, if they are finite.
+        test_steps, test_psnr: Mean PSNR over the held-out views at each evaluation.
+        test_gaussians: Number of Gaussians at each evaluation.
     """
 
     EVERY: ClassVar[int] = 10
@@ -44,8 +44,8 @@ class History(Observer):
     test_gaussians: list[int] = dataclasses.field(default_factory=list)
 
     def after_step(self, progress: Progress) -> None:
-        """Records a training step with a finite loss, if it is one of every tenth or the last."""
-        # Reading a loss synchronizes with the GPU, so most steps are not read.
+        """Records every tenth step and the last one, if the loss is finite."""
+        # Reading a loss synchronizes with the GPU, so most losses are not read.
         is_due = progress.step % self.EVERY == 0 or progress.step == progress.steps
         if is_due and (psnr := read_psnr(progress)) is not None:
             self.train_steps.append(progress.step)
@@ -60,7 +60,7 @@ class History(Observer):
 
 
 class PsnrMonitor:
-    """Warns when the training PSNR has been low for long, once per drop, in a run of a number of steps."""
+    """Warns once per drop when the training PSNR stays low. `steps` is the length of the run."""
 
     def __init__(self, steps: int) -> None:
         self._patience = max(History.EVERY, PATIENCE * steps)
@@ -70,7 +70,7 @@ class PsnrMonitor:
         self._warned = False
 
     def check(self, progress: Progress) -> str | None:
-        """Takes a training step into account. Returns a warning if one is due."""
+        """Records the PSNR of a training step, and returns a warning if one is due."""
         if progress.step % History.EVERY or (psnr := read_psnr(progress)) is None:
             return None
         past = SMOOTHING**History.EVERY

@@ -43,12 +43,12 @@ def loss(image: Tensor, target: Tensor) -> Tensor:
 
 
 class Loss(Protocol):
-    """A term of the loss of a view, besides that of its colors. :func:`view_losses` lists all of them.
+    """An additional term of the loss of a view. :func:`view_losses` lists all of them.
 
     Attributes:
-        weight: The loss is left out if it is not positive.
-        start: Fraction of the run after which the loss is added.
-        needs_depth: Whether expected depth must be rendered, on all ranks, whatever their views.
+        weight: Weight of the term, which is left out unless the weight is positive.
+        start: Fraction of the run after which the term is added.
+        needs_depth: Whether the term reads expected depth, which is then rendered for all views on all ranks.
     """
 
     weight: float
@@ -56,15 +56,15 @@ class Loss(Protocol):
     needs_depth: bool = False
 
     def __call__(self, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
-        """Returns the weighted loss of a view, []; 0.0 if the view has no such prior.
+        """Returns the weighted term of a view, []; 0.0 if the view has no prior for it.
 
-        Images, alphas and meta are those of :func:`tsplat.rendering.render_views` for the view alone, with depth after
-        colors if a loss needs it. Pixels that the view masks out count as zero.
+        `images`, `alphas` and `meta` are returned by :func:`tsplat.rendering.render_views` for this view alone, with
+        depth as the last channel if a term needs it. Pixels that the view masks out count as zero.
         """
 
 
 def view_losses(config: Config, extent: float, surfels: bool, prior_scales: dict[str, Tensor]) -> list[Loss]:
-    """Returns the losses whose weight is positive, in the order in which they are added.
+    """Returns the terms whose weight is positive, in the order in which they are added.
 
     Args:
         config: Settings with the weights.
@@ -84,11 +84,11 @@ def view_losses(config: Config, extent: float, surfels: bool, prior_scales: dict
 
 @dataclasses.dataclass
 class DepthLoss(Loss):
-    """:func:`depth_error` of sparse points, and :func:`prior_depth_error`, with a weight in world units.
+    """Sum of :func:`depth_error` for sparse points and :func:`prior_depth_error`, with a weight in world units.
 
     Attributes:
-        kind: Kind of the depth priors; see :class:`.configuration.Config`.
-        prior_scales: The last scale that fits the prior of each view, by the view's name; empty for metric priors.
+        kind: `depth_kind` of :class:`.configuration.Config`.
+        prior_scales: The last scale fitted to the prior of each view, by the view's name; empty for metric priors.
     """
 
     weight: float
@@ -113,9 +113,9 @@ class DepthLoss(Loss):
 
 @dataclasses.dataclass
 class NormalConsistencyLoss(Loss):
-    """Mean of 1 - n . N alpha, for rendered normals n of 2D Gaussians and those of the depth map N.
+    """Mean of 1 - n . N alpha, with rendered normals n of 2D Gaussians and normals N of the depth map.
 
-    Huang et al., "2D Gaussian Splatting", 2024, section 5.2. There is no gradient of alpha.
+    Huang et al., "2D Gaussian Splatting", 2024, section 5.2. Alpha has no gradient.
     """
 
     weight: float
@@ -130,7 +130,7 @@ class NormalConsistencyLoss(Loss):
 
 @dataclasses.dataclass
 class PriorNormalLoss(Loss):
-    """Mean of 1 - n . N, for rendered normals n, of 3D Gaussians those of the depth map, and those of a prior N."""
+    """Mean of 1 - n . N, with a normal prior N. n are rendered normals; for 3D Gaussians, normals of the depth map."""
 
     weight: float
     surfels: bool
@@ -141,7 +141,7 @@ class PriorNormalLoss(Loss):
     def __call__(self, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
         if view.normal_prior is None:
             return 0.0
-        # To the world frame, without a product of matrices, which autocast would round.
+        # Rotates to the world frame without a matrix product, which autocast would round.
         prior = (view.normal_prior[..., None] * view.camera.viewmat[:3, :3]).sum(-2)
         if self.surfels:
             normals = meta["render_normals"][0]
@@ -164,19 +164,25 @@ class DistortionLoss(Loss):
 
 
 def _masked_mean(term: Tensor, view: View) -> Tensor:
-    """Returns the mean over pixels [H, W], where those that a view masks out count as zero. []"""
+    """Returns the mean over pixels [H, W]; pixels that the view masks out count as zero. []"""
     return (term if view.mask is None else torch.where(view.mask, term, 0.0)).mean()
 
 
 def prior_depth_error(
     depth: Tensor, prior: Tensor, covered: Tensor, kind: PriorKind = "inverse", confidence: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns the mean absolute difference between inverse expected depths [H, W] and a prior, in 1 / world units, [];
-    and the scale of the prior, [] fp64, None if it is metric.
+    """Returns the mean absolute difference between inverse expected depth and a depth prior, and the prior's scale.
 
-    The prior [H, W] is NaN where it is unknown. It is inverse depth up to scale and shift ("inverse") or up to scale
-    ("disparity"), which are fitted by least squares, without gradient, or in 1 / world units ("metric"). Pixels are
-    compared where `covered` [H, W] is true, with the weights `confidence` [H, W], 1 if None.
+    Args:
+        depth: [H, W] expected depth in world units.
+        prior: [H, W] inverse depth, NaN where it is unknown; in 1 / world units if it is metric.
+        covered: [H, W] bool, the pixels to compare.
+        kind: "inverse" if the prior is known up to scale and shift, "disparity" if up to scale, or "metric". Scale and
+            shift are fitted by least squares, without gradient.
+        confidence: [H, W] weights of pixels; None for 1.
+
+    Returns:
+        The difference, [] in 1 / world units; and the scale, [] fp64, None if the prior is metric.
     """
     known = covered & prior.isfinite() & (depth > 0)
     n = known.sum().clamp_min(1)
@@ -202,11 +208,11 @@ def prior_depth_error(
 
 
 def depth_error(depth: Tensor, sparse: Tensor) -> Tensor:
-    """Returns the mean absolute difference between inverse expected depths and those of sparse points, in 1 / world
-    units. []
+    """Returns the mean absolute difference between inverse expected depth and inverse depth of sparse points.
 
-    `depth` [H, W] is along z in the camera frame, infinitely far where it is zero or less. `sparse` [P, 3] has x and y
-    of points in pixels, with pixel centers at +0.5, and their positive depth along z.
+    The result, [], is in 1 / world units. `depth` [H, W] is along z in the camera frame; values of zero or less mean
+    infinity. `sparse` [P, 3] has x and y of points in pixels, with pixel centers at +0.5, and their positive depth
+    along z.
     """
     size = sparse.new_tensor([depth.shape[1], depth.shape[0]])
     grid = (2 * sparse[:, :2] / size - 1)[None, None]

@@ -1,4 +1,4 @@
-"""Chooses near planes for views whose cameras have none."""
+"""Near planes for views whose cameras have none."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from ..scene.gaussians import Gaussians
 def views_with_near_planes(views: Sequence[View], gaussians: Gaussians, ranks: RankGroup) -> Sequence[View]:
     """Returns the views with a near plane for each camera, the same on all ranks. A collective call.
 
-    Cameras without one get a common near plane, computed from the Gaussians they show: all Gaussians, or this rank's.
+    Cameras without a near plane get a common one, computed from the Gaussians that they show. `gaussians` are all
+    Gaussians, or the shard of this rank.
     """
     missing = [view.camera for view in views if view.camera.near is None]
     if not missing:

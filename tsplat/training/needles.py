@@ -12,14 +12,14 @@ from torch import Tensor
 from ..scene.cameras import Camera, project_points
 
 LENGTH = 1 / 2000
-"""Harmless standard deviation of a Gaussian that one view sees, as a fraction of the longer side of its image. With n
-views, it is n^2 times this fraction, in the nearest view."""
+"""Standard deviation up to which a Gaussian that one view sees is harmless, as a fraction of the longer side of the
+image. If n views see it, n^2 times this fraction is harmless, measured in the nearest view."""
 
 LIMITS = 60
 """Number of times that a run shortens needles."""
 
 BLOCK = 2**17
-"""Number of centers to project at a time, for all cameras together, so that they fit into the cache of a CPU."""
+"""Number of centers times cameras that are projected at a time, so that they fit into the cache of a CPU."""
 
 
 def limits_needles(step: int, steps: int) -> bool:
@@ -30,7 +30,7 @@ def limits_needles(step: int, steps: int) -> bool:
 def shorten_needles(log_scales: Tensor, means: Tensor, cameras: Sequence[Camera], elongation: float) -> None:
     """Limits the longest axis of each Gaussian, in place, to `elongation` times its second axis.
 
-    It is not shortened below :func:`harmless_lengths`. `log_scales` are logarithms of standard deviations in world
+    No axis is shortened below :func:`harmless_lengths`. `log_scales` are logarithms of standard deviations in world
     units, `means` centers in the world frame, [N, 3] each.
     """
     second = log_scales.sum(1) - log_scales.amax(1) - log_scales.amin(1)
@@ -41,7 +41,7 @@ def shorten_needles(log_scales: Tensor, means: Tensor, cameras: Sequence[Camera]
 
 
 def harmless_lengths(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
-    """Returns the standard deviation below which no axis is shortened, in world units, [N]; 0 where no view sees it.
+    """Returns the standard deviations below which axes are not shortened, in world units, [N]; 0 if no view sees it.
 
     Centers [N, 3] are projected without the distortion of lenses, by the first pose of a rolling shutter.
     """

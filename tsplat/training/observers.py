@@ -17,11 +17,12 @@ class Progress:
     Attributes:
         step: Number of steps taken, from 1.
         steps: Total number of steps.
-        loss, psnr: Means over the step's views before the update; [] on the device, as reading them synchronizes.
+        loss, psnr: Means over the step's views before the update, []. They stay on the device, as reading them
+            synchronizes.
         gaussians: This rank's current Gaussians; later steps change them in place.
         n_gaussians: Number of Gaussians of all ranks.
         warning: A problem that did not end training; None if there was none.
-        waited: Seconds that this process has waited for images that were not read yet; None if all are in memory.
+        waited: Total seconds that this process has waited for images to be read; None if all images are in memory.
     """
 
     step: int
@@ -41,8 +42,8 @@ class RunStart:
     Attributes:
         step: Number of steps taken.
         steps: Total number of steps.
-        clock: Returns a time in seconds, which leaves out the viewer's images and pauses.
-        train_psnr: Steps and PSNR of the earlier part of a resumed run.
+        clock: Returns a time in seconds, which excludes the viewer's rendering and pauses.
+        train_psnr: Steps and training PSNR of a resumed run, before it was interrupted.
         save: Saves a checkpoint between two steps, and returns a message; None if there is nothing to save to.
     """
 
@@ -57,17 +58,17 @@ class Observer:
     """Base class of observers, whose methods are called during training. They do nothing unless overridden."""
 
     def check_ranks(self, world_size: int) -> None:
-        """Raises :class:`UnsupportedError` if a training with this number of ranks cannot be observed."""
+        """Raises :class:`UnsupportedError` if the observer does not support this number of ranks."""
 
     def during(self, run: RunStart) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context in which a run takes its steps. A :class:`Trainer` on its own does not enter it."""
+        """Returns a context manager that a run enters for its steps. A :class:`Trainer` alone does not enter it."""
         return contextlib.nullcontext()
 
     def before_step(self, step: int, gaussians: Gaussians) -> None:
         """Receives the number of steps taken, and this rank's current Gaussians.
 
         Raises:
-            Interrupted: Training is to end before this step.
+            Interrupted: Training should end before this step.
         """
 
     def after_step(self, progress: Progress) -> None:

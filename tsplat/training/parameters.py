@@ -23,15 +23,15 @@ DECAY_START = 0.8
 """Fraction of the run after which `rates_decay` lowers learning rates."""
 
 WARM_UP_POWER = 3
-"""Power of the step with which learning rates rise. In proportion to it, the first steps would move all parameters of a
-finished model, whose gradients are noise, as far as those of another."""
+"""Power of the step with which learning rates rise during warm-up. With a linear rise, the first steps would move the
+parameters of a finished model, whose gradients are noise, as far as those of an unfinished one."""
 
 
 def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) -> None:
-    """Raises ArgumentError for settings that do not apply to the Gaussians, 2D or 3D, or to the cameras.
+    """Raises ArgumentError for settings that do not apply to 2D or to 3D Gaussians, or to the cameras.
 
-    Raises UnsupportedError for normal priors of cameras other than pinholes without distortion, if Gaussians are 3D:
-    their normals are computed from depth maps.
+    Raises UnsupportedError for 3D Gaussians and normal priors if cameras are not pinholes without distortion, as
+    normals are then computed from depth maps.
     """
     if config.lens_refinement and gaussians.surfels:
         raise ArgumentError("lens_refinement: only for 3D Gaussians; use lens_refinement=False")
@@ -58,14 +58,15 @@ def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) 
 
 
 class Parameters:
-    """Gaussian parameters and per-view corrections with an Adam optimizer each, under the names that strategies use.
+    """Gaussian parameters and per-view corrections, each with an Adam optimizer, under the names that strategies use.
 
     Strategies replace the tensors when they add or remove Gaussians, so callers must not keep references. The initial
-    values, all Gaussians or this rank's shard, are copied. Some learning rates are in units of the scene's extent.
+    Gaussians, all or this rank's shard, are copied. `extent` is the scene's extent, in world units, to which learning
+    rates of lengths are relative.
 
     Attributes:
         params: The parameters by name.
-        optimizers: Their optimizers, under the same names.
+        optimizers: The optimizer of each parameter, under the same names.
         gaussian_names: Names of the parameters with a row per Gaussian.
         frozen: Names of the parameters that are not updated.
         rows: Rows of the Gaussians that have gradients, [R] int64, see :func:`.selection.select`; None for all.
@@ -101,7 +102,7 @@ class Parameters:
     def _add(self, name: str, initial: Tensor, moments_dtype: torch.dtype | None = None) -> None:
         n = self._config.views_per_step
         parameter = torch.nn.Parameter(initial.detach().clone())
-        # The epsilon of 3DGS, as gradients of single Gaussians are far below Adam's default of 1e-8.
+        # The epsilon of 3DGS: gradients of single Gaussians are far below Adam's default of 1e-8.
         self.optimizers[name] = Adam(
             [parameter],
             lr=0.0,
@@ -113,7 +114,7 @@ class Parameters:
         self.params[name] = parameter
 
     def gaussians(self, *, detached: bool = False, params: Mapping[str, Tensor] | None = None) -> Gaussians:
-        """Returns the Gaussians, with gradients unless detached; or those of other parameters."""
+        """Returns the Gaussians of `params`, or of all parameters, with gradients unless they are detached."""
         params = self.params if params is None else params
         tensors: dict[str, Any] = {name: params[gsplat_name] for name, gsplat_name in GSPLAT_NAMES.items()}
         if detached:
@@ -121,12 +122,12 @@ class Parameters:
         return Gaussians(**tensors, **self._flags)
 
     def keep_flat(self) -> None:
-        """Resets the third scale of 2D Gaussians, which an update may have changed."""
+        """Resets the third scale of 2D Gaussians, which updates change."""
         if self._flags["surfels"] and "scales" not in self.frozen:
             self.params["scales"].detach()[:, 2] = FLAT
 
     def limit_needles(self, step: int) -> None:
-        """Shortens needles by `max_elongation` after some steps."""
+        """Shortens needles to `max_elongation`, after those steps that :func:`limits_needles` selects."""
         limit = self._config.max_elongation
         if limit and limits_needles(step, self._config.steps):
             shorten_needles(self.params["scales"].detach(), self.params["means"].detach(), self._cameras, limit)
@@ -144,12 +145,12 @@ class Parameters:
         return gradient
 
     def set_row_gradients(self, rows: Tensor, gradients: Mapping[str, Tensor | None]) -> None:
-        """Sets the gradients of some Gaussians, [R, ...], given their rows; all others are zero."""
+        """Sets the gradients of the Gaussians in `rows`, [R, ...]; all others are zero."""
         self.rows = rows
         self._row_gradients = {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
     def gradients(self) -> dict[str, Tensor]:
-        """Returns the gradients that there are: of all Gaussians, or of `rows`."""
+        """Returns the gradients that exist, by name: of all Gaussians, or of the Gaussians in `rows`."""
         if self.rows is not None:
             return self._row_gradients
         return {name: p.grad for name, p in self.params.items() if p.grad is not None}
@@ -171,7 +172,7 @@ class Parameters:
 
     @torch.no_grad()
     def center_exposures(self) -> None:
-        """Shifts exposures so that their mean is the identity: held-out views are rendered without one."""
+        """Shifts exposures so that their mean is the identity, as held-out views are rendered without exposures."""
         if "exposures" in self.params:
             exposures = self.params["exposures"]
             exposures -= exposures.mean(0) - torch.eye(3, 4, dtype=torch.float32, device="cpu").to(exposures)
@@ -212,9 +213,9 @@ class Parameters:
         return tensors, adam_steps
 
     def restore(self, tensors: dict[str, Tensor], adam_steps: dict[str, int]) -> None:
-        """Continues from a state, whose tensors it keeps; raises ArgumentError if their shapes are inconsistent.
+        """Continues from a state, without copying its tensors. Raises ArgumentError if their shapes are inconsistent.
 
-        Moments of another precision than `adam_moments` are converted.
+        Moments are converted to the precision `adam_moments`.
         """
         for name, optimizer in self.optimizers.items():
             parameter = torch.nn.Parameter(tensors[f"params/{name}"])
@@ -239,13 +240,13 @@ class Parameters:
         names = {name.removeprefix("params/") for name in tensors if name.startswith("params/")}
         if names != set(self.params):
             raise ArgumentError(
-                f"checkpoint: it holds the parameters {sorted(names)}, but the configuration needs "
+                f"checkpoint: contains the parameters {sorted(names)}, but the configuration requires "
                 f"{sorted(self.params)}; resume with the configuration that it was made with"
             )
 
 
 def rows_of_rank(config: Config, ranks: RankGroup) -> Callable[[int], slice]:
-    """Returns a function from the number of Gaussians to the rows that this rank holds: its shard, or all."""
+    """Returns a function that maps the number of Gaussians to the rows that this rank holds: its shard, or all."""
     return ranks.shard_rows if config.parallel == "shard" else lambda n: slice(0, n)
 
 

@@ -1,7 +1,7 @@
 """Perspective views of panoramas, on which some steps train in place of the panorama.
 
-A Gaussian that is wide looks different in a panorama, projected by the unscented transform, and in a perspective view,
-by EWA splatting. A model has to look right in both (docs/decisions/0059).
+A wide Gaussian looks different in a panorama, which projects it by the unscented transform, and in a perspective view,
+which projects it by EWA splatting. A model has to look right in both (docs/decisions/0059).
 """
 
 import dataclasses
@@ -18,20 +18,20 @@ R2_INCREMENTS = (0.7548776662466927, 0.5698402909980532)
 """Increments of the R2 low-discrepancy sequence in the unit square (Roberts, 2018)."""
 
 FULL_TOLERANCE = 1e-3
-"""Relative deviation from 360 degrees of a panorama that shows everything around."""
+"""Relative deviation from 360 by 180 degrees up to which a panorama counts as complete."""
 
 
 def compares_perspective(camera: Camera, step: int, share: float) -> bool:
-    """Returns whether a step trains on a perspective view; a `share` of the steps does, evenly spread.
+    """Returns whether a step trains on a perspective view. A fraction `share` of the steps does, evenly distributed.
 
-    Panoramas with a rolling shutter have no perspective views, as their pixels are of different times.
+    Panoramas with a rolling shutter have no perspective views, as their pixels are exposed at different times.
     """
     has_perspectives = camera.is_panorama and camera.viewmat_end is None
     return has_perspectives and math.floor((step + 1) * share) > math.floor(step * share)
 
 
 def is_whole(camera: Camera) -> bool:
-    """Returns whether a panorama shows everything around, so that its perspective views have no empty pixels."""
+    """Returns whether a panorama shows all directions, so that its perspective views have no empty pixels."""
     left, top, right, bottom = _angles(camera)
     width, height = right - left, min(-top, bottom)
     return width >= 2 * math.pi * (1 - FULL_TOLERANCE) and height >= math.pi / 2 * (1 - FULL_TOLERANCE)
@@ -40,7 +40,7 @@ def is_whole(camera: Camera) -> bool:
 def perspective_camera(camera: Camera, step: int) -> Camera:
     """Returns a pinhole camera with a field of view of 90 degrees, whose direction depends on the step.
 
-    In its middle, pixels are as large as at the panorama's equator. Differentiable with respect to the pose.
+    Pixels at its center subtend the same angle as at the panorama's equator. Differentiable with respect to the pose.
     """
     rotation = _rotation(camera, step).to(camera.viewmat)
     side = max(1, round(2 * float(camera.K[0, 0])))
@@ -52,10 +52,10 @@ def perspective_camera(camera: Camera, step: int) -> Camera:
 
 
 def perspective_view(view: View, step: int, camera: Camera | None = None) -> View:
-    """Returns what :func:`perspective_camera` sees of a panorama, sampled bilinearly, without points and priors.
+    """Returns the perspective view of a panorama, resampled bilinearly, without sparse points and priors.
 
-    `camera` is the perspective camera, if the caller has it. Pixels outside of a partial panorama are masked out, and
-    so are those that the panorama masks out.
+    `camera` is the result of :func:`perspective_camera`, if the caller has it. Pixels that a partial panorama does not
+    contain, or that it masks out, are masked out.
     """
     camera, image = camera or perspective_camera(view.camera, step), view.image
     half = camera.width / 2
@@ -80,7 +80,7 @@ def perspective_view(view: View, step: int, camera: Camera | None = None) -> Vie
 
 
 def _sample(image: Tensor, u: Tensor, v: Tensor, *, wraps: bool) -> Tensor:
-    """Samples an image [H, W, D] bilinearly at pixels [S, S], beyond the seam if it wraps. [S, S, D] fp32"""
+    """Samples an image [H, W, D] bilinearly at pixels [S, S], across the seam if it wraps. [S, S, D] fp32"""
     height, width = image.shape[:2]
     x, y = u - 0.5, v - 0.5
     left, top = x.floor(), y.floor()

@@ -1,4 +1,4 @@
-"""Presets: settings for the number of steps of a run, and for 2D Gaussians."""
+"""Presets: named settings of a run, adapted to its number of steps and to 2D Gaussians."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ INIT_PRESET: Preset = "refine"
 """Preset of runs that start from a model, if none is named."""
 
 SCHEDULE_STEPS = 30_000
-"""Length of the runs that the strategies' schedules and the default learning rates are made for."""
+"""Number of steps for which the strategies' schedules and the default learning rates are designed."""
 
 MAX_SIZE = 1600
-"""Longer side of the photographs of presets, as in other trainers."""
+"""Maximum longer side of photographs in presets, in pixels, as in other trainers."""
 
 SHORT_STEPS = 1500
-"""Length below which runs of the preset "standard" have still higher learning rates."""
+"""Number of steps below which the preset "standard" raises learning rates further."""
 
 MAX_ELONGATION = 3.0
 """`max_elongation` of the preset "standard"."""
 
 REFINE_RATE = 0.2
-"""Learning rates of the preset "refine" over those of a run from points."""
+"""Ratio of the learning rates of the preset "refine" to those of a run from points."""
 
 WARM_UP = 100
 """Number of steps, at most a tenth of the run, in which the learning rates of the preset "refine" rise."""
@@ -38,12 +38,12 @@ REFINEMENTS_MIN = 24
 """Minimum number of refinements in a shorter run."""
 
 RESET_INTERVAL_MIN = 100
-"""Minimum number of steps between resets of opacities in a shorter run. At the default rate, an opacity needs about as
-many steps to recover; until then, Gaussians are too faint to have gradients, and are pruned."""
+"""Minimum number of steps between resets of opacities in a shorter run. An opacity recovers in about this many steps at
+the default learning rate; until then, Gaussians are too faint to have gradients, and are pruned."""
 
 
 def for_surfels(config: RunConfig) -> RunConfig:
-    """Returns a configuration for 2D Gaussians, with the constants of 2DGS: losses, and what is cloned and pruned."""
+    """Returns a configuration for 2D Gaussians, with the losses and the densification thresholds of 2DGS."""
     strategy = config.strategy and config.strategy.for_surfels()
     return dataclasses.replace(
         config, primitive="2dgs", strategy=strategy, antialiased=False, normal_weight=config.normal_weight or 0.05
@@ -61,9 +61,9 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
     Args:
         name: "standard" for :class:`LongAxisStrategy` with opaque, small initial Gaussians, antialiasing and learning
             rates for the number of steps, which fall at the end; "mcmc" for :class:`MCMCStrategy` and "adaptive" for
-            :class:`DefaultStrategy` as gsplat's trainer runs them; "fixed" for a constant number of Gaussians, one per
-            sparse point; "refine" for a constant number of those of a model, with low learning rates.
-        steps: Number of steps. The strategies' schedules are meant for 30,000; see :func:`scale_schedule`.
+            :class:`DefaultStrategy` as gsplat's trainer runs them; "fixed" for one Gaussian per sparse point, without
+            densification; "refine" for the Gaussians of a model, without densification, with low learning rates.
+        steps: Number of steps. The strategies' schedules are designed for 30,000; see :func:`scale_schedule`.
 
     Raises:
         ArgumentError: An unknown preset, or an invalid number of steps.
@@ -108,7 +108,7 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
     )
     if name == "mcmc":
         return mcmc
-    # As many Gaussians as 5 % more in each refinement of the preset "mcmc".
+    # The same total growth as that of the preset "mcmc", which adds 5 % in each refinement.
     growth = 1.05 ** max(REFINEMENTS_MIN, 245 / shortness)
     speedup = max(1.0, SHORT_STEPS / steps) ** 0.5
     return dataclasses.replace(
@@ -134,10 +134,10 @@ S = TypeVar("S", DefaultStrategy, MCMCStrategy)
 
 
 def scale_schedule(strategy: S, steps: int, refinements: int = REFINEMENTS_MIN) -> S:
-    """Returns a strategy whose schedule, made for 30,000 steps, is compressed to a shorter run.
+    """Returns a strategy whose schedule, designed for 30,000 steps, is compressed to a shorter run.
 
     Start, end and resets are scaled in proportion, except that resets stay at least 100 steps apart. Refinements keep
-    their interval if there are then at least as many as given, and otherwise come more often.
+    their interval if this gives at least `refinements` of them, and become more frequent otherwise.
     """
     factor = min(1.0, steps / SCHEDULE_STEPS)
     names = (
@@ -154,7 +154,7 @@ def scale_schedule(strategy: S, steps: int, refinements: int = REFINEMENTS_MIN) 
 
 
 def closest_preset(config: Config) -> Preset:
-    """Returns the preset with the same type of strategy and, if there are several, the most equal settings."""
+    """Returns the preset with the same type of strategy; among several, the one with the most equal settings."""
     values = to_json(config)
 
     def similarity(name: Preset) -> tuple[bool, int]:

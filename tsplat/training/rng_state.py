@@ -8,7 +8,7 @@ import torch
 
 
 def get_rng_state() -> dict[str, Any]:
-    """Returns the global generators' states of Python, NumPy, PyTorch on the CPU and on each GPU, as JSON values."""
+    """Returns the states of the global generators of Python, NumPy, PyTorch and each GPU, as JSON values."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -20,7 +20,7 @@ def get_rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restores what :func:`get_rng_state` returned; the states of GPUs that do not exist here are ignored."""
+    """Restores the states that :func:`get_rng_state` returned. States of GPUs that do not exist here are ignored."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
@@ -36,7 +36,7 @@ def generator_state(generator: torch.Generator) -> str:
 
 
 def set_generator_state(generator: torch.Generator, digits: str) -> None:
-    """Restores what :func:`generator_state` returned."""
+    """Restores a state that :func:`generator_state` returned."""
     generator.set_state(_from_hex(digits))
 
 

@@ -1,4 +1,4 @@
-"""The order of views: random permutations for training, and the calls by which ranks render views together."""
+"""The order of views: random permutations for training, and collective rendering calls of several ranks."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,8 +13,9 @@ from .rng_state import generator_state, set_generator_state
 def calls_of_ranks(kinds: Sequence[object], ranks: RankGroup) -> Iterator[tuple[int, bool]]:
     """Yields, for each rendering call, the index of a view, and whether this rank renders it or only joins the call.
 
-    Views are split into rounds with one view per rank. A round has one call for each kind of view; ranks whose view is
-    of another kind join it. `kinds` has the kind of each view. All ranks get equally many calls.
+    Each round assigns one view to each rank. One call can render only views of equal kind, so a round has one call for
+    each distinct kind, and ranks whose view is of another kind join it without a view. `kinds` has the kind of each
+    view. All ranks get equally many calls.
     """
     for first in range(0, len(kinds), ranks.world_size):
         calls: dict[object, list[int]] = {}
@@ -40,7 +41,7 @@ class ViewSampler:
         return self._remaining.pop()
 
     def upcoming(self, n: int) -> list[int]:
-        """Returns the next views in their order: n of them, or those that are left before the next permutation."""
+        """Returns the next n views in order, or fewer if the current permutation has fewer left."""
         return self._remaining[-n:][::-1]
 
     def state(self) -> dict[str, Any]:

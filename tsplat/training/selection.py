@@ -1,7 +1,8 @@
-"""The Gaussians that a training view may show: only these are activated, rendered and differentiated.
+"""Selects the Gaussians that a training view may show: only these are activated, rendered and differentiated.
 
-Rows keep their order, and every value is computed as it is for all Gaussians, so that bits do not depend on what is
-left out. PyTorch's sigmoid rounds otherwise at the end of a tensor, and is computed for all.
+Rows keep their order, and every value is computed as it is for all Gaussians, so that results are bit-identical with
+and without a selection. PyTorch's sigmoid rounds differently at the end of a tensor, so it is computed for all
+Gaussians.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from ..scene.gaussians import Gaussians
 from .parameters import Parameters
 
 ROWS_MIN, ROWS_STEP = 1024, 1.5
-"""Numbers of rows of a selection are the first number times a power of the second: other numbers need other passes."""
+"""A selection has ROWS_MIN times a power of ROWS_STEP rows, as each number of rows requires its own pass."""
 
 SHARE_MAX = 0.5
-"""Share of the Gaussians, with those that fill up, up to which a selection is used. Rows are copied, and a row that is
-hidden costs about a third of one that is seen."""
+"""Maximum fraction of the Gaussians in a selection, including padding. Above it, copying rows costs more than it saves,
+as a hidden Gaussian costs only about a third of a visible one."""
 
 
 def select(parameters: Parameters, camera: Camera) -> Tensor | None:
-    """Returns the rows that a camera may see, [R] int64, ascending, filled up by -1; None for all.
+    """Returns the rows of the Gaussians that a camera may see, [R] int64, ascending, padded with -1; None for all.
 
-    Returns None for cameras that cull nothing, since they see all Gaussians.
+    Returns None for cameras without culling, as they see all Gaussians.
     """
     means, log_scales = (parameters.params[name].detach() for name in ("means", "scales"))
     if not culls(camera) or len(means) * SHARE_MAX < ROWS_MIN:
@@ -45,7 +46,7 @@ def select(parameters: Parameters, camera: Camera) -> Tensor | None:
 
 
 class _Activated(torch.autograd.Function):
-    """Replaces logits [R] by opacities that were computed before, with the gradient of the sigmoid."""
+    """Returns precomputed opacities in place of the sigmoid of logits [R], with the gradient of the sigmoid."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, opacities: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ class _Activated(torch.autograd.Function):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _SelectedGaussians(Gaussians):
-    """Gaussians whose opacities [N] are known; zero where a row fills up."""
+    """Gaussians with precomputed opacities [N], which are zero in rows of padding."""
 
     known_opacities: Tensor | None = None
 
@@ -74,11 +75,11 @@ class Selection:
     """Copies of rows of the Gaussians' parameters, with gradients of their own.
 
     Args:
-        parameters: Those of all Gaussians.
+        parameters: The parameters of all Gaussians.
         rows: See :func:`select`.
 
     Attributes:
-        params: The copies, [R, ...], by the names of the parameters; rows that fill up are copies of the first one.
+        params: The copies, [R, ...], by the names of the parameters; padding is filled with the first row.
     """
 
     def __init__(self, parameters: Parameters, rows: Tensor) -> None:
@@ -92,16 +93,16 @@ class Selection:
         self._opacities = opacities.masked_fill_(rows < 0, 0.0)
 
     def gaussians(self) -> Gaussians:
-        """Returns the Gaussians. Those that fill up are transparent."""
+        """Returns the selected Gaussians. Padding is transparent."""
         gaussians = self._parameters.gaussians(params=self.params)
         return _SelectedGaussians(**vars(gaussians), known_opacities=self._opacities)
 
 
 class DenseGradients:
-    """Gradients of all Gaussians, zero but for some rows, in memory that is kept between steps.
+    """Gradients of all Gaussians, which are zero except in some rows, in memory that is kept between steps.
 
     Args:
-        parameters: Those of all Gaussians.
+        parameters: The parameters of all Gaussians.
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -110,9 +111,10 @@ class DenseGradients:
         self._rows: Tensor | None = None
 
     def update(self, rows: Tensor, gradients: Mapping[str, Tensor | None], changed: Mapping[str, float]) -> None:
-        """Sets the gradients of parameters, given those of rows [R], filled up by -1.
+        """Sets the gradients of parameters, given the gradients of `rows` [R], padded with -1.
 
-        `changed` has the names of gradients to which others add what is not zero in other rows, with their weights.
+        `changed` maps the name of each gradient to the weight of its regularization, which also changes other rows if
+        the weight is not zero.
         """
         rows = rows[: int((rows >= 0).sum())]
         for name, parameter in self._parameters.params.items():
@@ -128,7 +130,7 @@ class DenseGradients:
             elif self._rows is not None:
                 dense.index_fill_(0, self._rows, 0.0)
             parameter.grad = dense.index_copy_(0, rows, gradient[: len(rows)])
-        self._rows = rows.clone()  # a pass writes the next ones to the same memory
+        self._rows = rows.clone()  # a pass writes the next rows to the same memory
 
     def release(self) -> None:
         """Releases the memory."""

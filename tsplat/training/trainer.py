@@ -33,13 +33,13 @@ from .sampling import ViewSampler
 from .view_gradients import ViewGradients
 
 PREFETCH_STEPS = 8
-"""Number of steps whose images are read ahead."""
+"""Number of steps for which images are prefetched."""
 
 
 class Trainer:
     """Trains Gaussians on views with Adam, while a strategy adds and removes Gaussians.
 
-    The loss is 0.8 L1 + 0.2 (1 - SSIM), and the terms of which the settings have weights.
+    The loss is 0.8 L1 + 0.2 (1 - SSIM), plus the terms whose weights in `config` are positive.
 
     Views come in random permutations, so that each comes once before any comes again. On one device and PyTorch build,
     equal arguments give bit-identical results, also when training is interrupted and resumed with :meth:`state` and
@@ -48,12 +48,11 @@ class Trainer:
     observers.
 
     Args:
-        gaussians: All initial Gaussians or, if `is_shard`, the rows of a sharded scene that this rank holds; not
-            modified.
+        gaussians: All initial Gaussians or, if `is_shard`, the shard that this rank holds; not modified.
         views: All training views, on the Gaussians' device.
         config: Settings of training.
-        ranks: The ranks that train together, all called with equal arguments. Each renders its shard of a step's views,
-            and holds either a shard of the Gaussians or all of them, by ``config.parallel``.
+        ranks: The ranks that train together, all called with equal arguments. Each renders its share of a step's views.
+            Depending on ``config.parallel``, it holds a shard of the Gaussians or all of them.
         observers: Called before and after each step.
         is_shard: See `gaussians`.
         extent: Extent of the scene, in world units; None to compute it from the cameras and the Gaussians.
@@ -66,11 +65,11 @@ class Trainer:
         n_gaussians: Number of Gaussians of all ranks.
         device: Device of the Gaussians.
         extent: Extent of the scene, in world units, see :func:`scene_extent`.
-        observers: The observers; others can be appended.
+        observers: The observers; more can be appended.
 
     Raises:
-        ArgumentError: There are no Gaussians or no views, or the settings do not fit 2D or 3D Gaussians.
-        UnsupportedError: fp16 with a sharded scene, or an observer that cannot observe several ranks.
+        ArgumentError: There are no Gaussians or no views, or a setting does not apply to 2D or to 3D Gaussians.
+        UnsupportedError: fp16 with a sharded scene, or an observer that does not support several ranks.
     """
 
     @torch.inference_mode(False)
@@ -144,8 +143,8 @@ class Trainer:
 
     @property
     def received_rows(self) -> int:
-        """Number of rows of projected Gaussians that this rank received since this object was created, including its
-        own. 0 unless sharded."""
+        """Total number of projected Gaussians that this rank received from all ranks, including itself. 0 unless
+        sharded."""
         return self._view_gradients.received_rows
 
     @property
@@ -155,21 +154,21 @@ class Trainer:
 
     @property
     def lens_changes(self) -> Tensor | None:
-        """Returns the learned change of the coefficients of each lens, [n, 4]; None without `lens_refinement`."""
+        """Learned change of the coefficients of each lens, [n, 4]; None without `lens_refinement`."""
         changes = self._parameters.params.get("lenses")
         return None if changes is None else changes.detach()
 
     @property
     def prior_scales(self) -> dict[str, Tensor]:
-        """Returns, by the names of this rank's views, the last scale that fits their depth priors to inverse depths."""
+        """The last scale fitted to the depth prior of each of this rank's views, by the view's name."""
         return self._view_gradients.prior_scales
 
     def known_gains(self, views: Sequence[View]) -> Tensor | None:
-        """Gains of held-out views, [V, 3], by their own points; None unless those of training views are known, too."""
+        """Returns the gains of held-out views, [V, 3]; None unless gains were estimated from sparse points."""
         return None if self._gains is None else self._gains.of_held_out(self._views, views)
 
     def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
-        """Returns views with the learned lenses of the cameras that took them; held-out ones, too."""
+        """Returns views, training or held-out, with the learned lenses of their cameras."""
         lenses = self._parameters.params.get("lenses")
         return views if lenses is None else self._parameters.lenses.apply_to_views(views, lenses)
 
@@ -183,7 +182,7 @@ class Trainer:
     def advance(self) -> Progress:
         """Takes one step, and notifies the observers before and after it.
 
-        Ctrl-C, and other signals with a handler in Python, are handled after the step, so that training can continue.
+        Ctrl-C, and other signals with a Python handler, are handled after the step, so that training can continue.
 
         Raises:
             Interrupted: An observer ended training; no step was taken.
@@ -192,7 +191,7 @@ class Trainer:
         """
         for observer in self.observers:
             observer.before_step(self.step, self.gaussians)
-        if self.step == 0:  # later steps continue from a state, which has the gains
+        if self.step == 0:  # a restored state contains the gains
             with restored_modes(), torch.inference_mode(False):
                 self._view_gradients.find_gains()
         with DeferredSignals(), restored_modes(), torch.inference_mode(False), full_precision():
@@ -231,11 +230,11 @@ class Trainer:
         )
 
     def _update_with_pass(self, means_lr: float) -> bool:
-        """Updates the parameters with a pass. Returns False if there is none, so that :meth:`_update` has to."""
+        """Updates the parameters by replaying a pass. Returns False if there is no pass for this step."""
         if not self._densification.only_adds_noise(self.step):
             return False
         scaler = self._densification.noise_scaler(self.step, means_lr)
-        # A CPU draws numbers only for Gaussians that noise may move, whose number a pass cannot know.
+        # On a CPU, noise is drawn only for Gaussians that it may move. Their number varies, so it cannot be in a pass.
         in_pass = scaler is not None and self._parameters.params["means"].is_cuda
         update = self._view_gradients.update_pass(adds_noise=in_pass)
         if update is None:
@@ -247,7 +246,7 @@ class Trainer:
         return True
 
     def _update(self, metas: list[dict[str, Any]], view: View, means_lr: float, *, skipped: bool) -> None:
-        """Updates the parameters with their gradients, unless that is skipped, and lets the strategy change them."""
+        """Updates the parameters with their gradients, unless the step is skipped, and calls the strategy."""
         loss_scale = self._gradient_step.scaler.get_scale()
         if not skipped:
             self._gradient_step.update()
@@ -272,14 +271,14 @@ class Trainer:
         return scene_extent(views, sorted(self.ranks.all_gather_object(depth))[self.ranks.world_size // 2])
 
     def _grouped_by_camera(self, draws: list[tuple[int, Color]]) -> list[tuple[int, Color]]:
-        """Sorts the views and backgrounds of a step, so that views that one call can render are neighbors."""
+        """Reorders the views and backgrounds of a step, so that views that one call can render are adjacent."""
         groups: dict[object, list[tuple[int, Color]]] = {}
         for index, background in draws:
             groups.setdefault(kind_of_call(self._views[index].camera), []).append((index, background))
         return [draw for group in groups.values() for draw in group]
 
     def _prefetch(self, cache: ImageCache, views: Sequence[int]) -> None:
-        """Starts to read the images of this step that this rank renders, and those of the next steps."""
+        """Starts reading the images that this rank renders in this step and the next ones."""
         indices = [*views, *self._sampler.upcoming(PREFETCH_STEPS * len(views))]
         own_views = [self._views[index] for index in indices[self.ranks.rank :: self.ranks.world_size]]
         cache.prefetch(view.source for view in own_views if isinstance(view, StoredView))
@@ -291,7 +290,7 @@ class Trainer:
         return r, g, b
 
     def _check_finite(self, gaussians: Gaussians, mean_loss: Tensor) -> None:
-        # Non-finite Gaussians are not rendered, so that the loss alone would not show them.
+        # Non-finite Gaussians are not rendered, so the loss alone does not reveal them.
         n_invalid = int(self.ranks.all_reduce((~gaussians.valid).sum()))
         if n_invalid or not math.isfinite(float(mean_loss)):
             raise DivergedError(
@@ -332,7 +331,7 @@ class Trainer:
         A trainer whose last step raised an error can be restored, too.
 
         Args:
-            tensors: With the rows of all Gaussians or, if `is_shard`, those of a sharded scene that this rank holds.
+            tensors: The tensors of :meth:`state`, with the rows of all Gaussians or, if `is_shard`, this rank's shard.
             figures: The JSON values of :meth:`state`.
             is_shard: See `tensors`.
 
@@ -355,7 +354,7 @@ class Trainer:
         if self._gains is not None:
             self._gains.logs.copy_(tensors["gains/logs"])
             self._gains.known = figures.get("gains_known", False)
-            self._gains.discard()  # of a step that an error ended
+            self._gains.discard()  # changes of a step that raised an error
         set_generator_state(self._background_generator, figures["backgrounds"])
         self.step = figures["step"]
 
@@ -377,7 +376,7 @@ def _restored(
 def scene_extent(views: Sequence[View], depth: float = 0.0) -> float:
     """Returns 1.1 times the largest distance of a camera from the mean camera position, in world units.
 
-    Cameras that are far from the others do not count. It is at least a hundredth of `depth`, the median depth of the
-    scene, where photographs were taken from one place; and 1e-6 if that is unknown.
+    Cameras that are far from the others are ignored. The extent is at least a hundredth of `depth`, the median depth of
+    the scene, in case all photographs were taken from one position; if that is 0 too, it is 1e-6.
     """
     return scene_scale(camera_positions([view.camera.viewmat for view in views]), depth) or 1e-6

@@ -1,4 +1,4 @@
-"""Applies the gradients of a view in one pass: Adam, gains, noise, and flat axes. For steps without refinement."""
+"""The update of steps without refinement as one replayed pass: Adam, gains, noise, and flat axes of 2D Gaussians."""
 
 from collections.abc import Callable
 
@@ -17,16 +17,15 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class UpdatePass:
-    """Updates parameters whose gradients stay where they are. The first update is computed while it is traced.
+    """Updates parameters from gradients at fixed addresses. The first update is traced while it is computed.
 
-    Learning rates, the key of random numbers and the factor of the noise change from step to step, so that the pass
-    reads them from memory. Writing them needs no synchronization: each step has waited for its view, and so for the
-    update before.
+    Learning rates, the random key and the scale of the noise change from step to step, so the pass reads them from
+    memory. Writing them needs no synchronization, as each step waits for its view and thus for the previous update.
 
     Args:
         adds_noise: Whether the strategy adds noise.
-        capture: Captures the launches of the pass, in a CUDA graph if these are in use.
-        scratch: Memory that it may use while it runs, such as that of the rendering before it, [n] uint8.
+        capture: Captures the launches of the pass, in a CUDA graph if graphs are used.
+        scratch: Memory that the pass may use while it runs, [n] uint8; it is shared with the rendering.
     """
 
     def __init__(
@@ -49,18 +48,18 @@ class UpdatePass:
         self._scratch = scratch
         self._adam_steps = [(gradient_step.repeated(group), masked) for group, masked in gradient_step.groups()]
         means = parameters.params["means"]
-        # [2]: key, and the bits of the fp64 factor of the noise.
+        # [2]: the random key, and the bits of the fp64 scale of the noise.
         self._noise_on_cpu = self._noise = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=means.is_cuda)
         if means.is_cuda:
             self._noise = self._noise_on_cpu.to(means.device)
         self._run: Callable[[], None] | None = None
 
     def fits(self, *, adds_noise: bool) -> bool:
-        """Returns whether parameters, gradients and moments are still those that the pass reads and writes."""
+        """Returns whether the parameters, gradients and moments are still the tensors that the pass was bound to."""
         return adds_noise == self._adds_noise and all(step.is_current() for step, _ in self._adam_steps)
 
     def step(self, scaler: float | None) -> None:
-        """Updates the parameters, given the factor of the noise."""
+        """Updates the parameters, given the scale of the noise."""
         for step, _ in self._adam_steps:
             step.advance()
         if scaler is not None:

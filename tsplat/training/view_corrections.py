@@ -15,10 +15,10 @@ from ..scene.capture.views import View
 from .exposure_gains import gains_of_held_out
 
 GAIN_RATE = 0.5
-"""Largest weight of the newest estimate in the gains of a view."""
+"""Maximum weight of the newest estimate in the moving average of a view's gains."""
 
 GAIN_SPREAD = 0.07
-"""Gains whose logarithms vary much less than this are hardly applied; see :class:`ViewGains`."""
+"""Spread of the logarithms of gains below which gains are attenuated; see :class:`ViewGains`."""
 
 GAIN_MAX = 4.0
 """Estimates of gains are limited to this and its inverse."""
@@ -40,7 +40,7 @@ def move_camera(viewmat: Tensor, motion: Tensor) -> Tensor:
 
 
 def move_poses(camera: Camera, motions: Tensor) -> Camera:
-    """Applies motions, as :func:`move_camera` takes them, to a camera: [1, 6], or [2, 6] of a rolling shutter."""
+    """Applies a motion of :func:`move_camera` to each pose of a camera: [1, 6], or [2, 6] for a rolling shutter."""
     end = camera.viewmat_end
     if end is not None:
         end = move_camera(end, motions[1])
@@ -65,19 +65,22 @@ class Lenses:
         return len(self._indices)
 
     def apply(self, camera: Camera, changes: Tensor) -> Camera:
-        """Adds the learned change of a camera's lens, of `changes` [n, 4], to its distortion. Other lenses are kept."""
+        """Adds the learned change of a camera's lens, a row of `changes` [n, 4], to its distortion.
+
+        A camera whose lens is not among the training views' is returned unchanged.
+        """
         index = self._indices.get(self._key(camera))
         if index is None:
             return camera
         change = changes[index]
         if camera.distortion is not None:
-            # k3 to k6 of a rational model do not change.
+            # Coefficients k3 to k6 of a rational model are not learned.
             n_fixed = len(camera.distortion) - len(change)
             change = camera.distortion.to(change) + torch.nn.functional.pad(change, (0, n_fixed))
         return dataclasses.replace(camera, distortion=change)
 
     def apply_to_views(self, views: Sequence[View], changes: Tensor) -> list[View]:
-        """Returns views whose cameras have changed lenses."""
+        """Returns views with the learned changes of their lenses."""
         return [view.replaced(camera=self.apply(view.camera, changes.detach())) for view in views]
 
     @staticmethod
@@ -101,14 +104,14 @@ class ViewGains:
     """The gain of each color channel of each training view, for photographs with varying exposure and white balance.
 
     Gains that are known before training are fixed. Otherwise, whenever a view is rendered, the gains that fit its
-    photograph best, by least squares, are averaged with the earlier ones. The geometric mean of the gains of all views
-    is 1, because held-out views are rendered without a gain. Applied logarithms are multiplied by s^4 / (s^4 +
-    GAIN_SPREAD^4), where s is the root of their mean square. `like` has the dtype and device. If a step has more views
-    than there are, estimates of a view add up, so that each has less weight.
+    photograph best, by least squares, enter a moving average. The geometric mean of the gains of all views is 1,
+    because held-out views are rendered without a gain. Before gains are applied, their logarithms are multiplied by
+    s^4 / (s^4 + GAIN_SPREAD^4), where s is their root mean square. `like` has the dtype and device. If views_per_step
+    exceeds n_views, estimates of a view add up within a step, so each has less weight.
 
     Attributes:
         logs: [n_views, 3] logarithms of the gains, updated in place.
-        known: Whether they were known before training, and do not change.
+        known: Whether gains were known before training and are fixed.
     """
 
     def __init__(self, n_views: int, like: Tensor, views_per_step: int = 1) -> None:
@@ -132,17 +135,16 @@ class ViewGains:
         return (squared / (squared + GAIN_SPREAD**4) * logs).exp()
 
     def of_held_out(self, train: Sequence[View], held_out: Sequence[View]) -> Tensor | None:
-        """Returns gains of held-out views, [V, 3], by their own points; None unless those of training views are known,
-        too."""
+        """Returns the gains of held-out views, [V, 3], from sparse points; None unless `known`."""
         logs = gains_of_held_out(train, held_out) if self.known and held_out else None
         return None if logs is None else self.applied(logs.to(self.logs))
 
     @torch.no_grad()
     def estimate(self, index: int | Tensor, image: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns how a view changes the logarithms of its gains, [3], given its rendered image without gains and its
-        photograph, [H, W, 3].
+        """Returns the change of the logarithms of a view's gains, [3].
 
-        The index may be a tensor [1] int64. Only the pixels of a mask [H, W] bool are used.
+        `image` is the rendering without gains, and `target` the photograph, [H, W, 3] each. The index may be a tensor
+        [1] int64. With a mask [H, W] bool, only the pixels that it selects are used.
         """
         if mask is not None:
             image, target = image[mask], target[mask]

@@ -1,4 +1,4 @@
-"""Renders a training view, and computes the loss and the gradients of all parameters."""
+"""Rendering, loss and gradients of training views."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from .view_passes import ViewInputs, ViewPasses, ViewResults
 Meta = dict[str, Any]
 
 GAINS_START = 0.1
-"""Fraction of the run after which gains of views are estimated; before, holes of the model would count as darkness."""
+"""Fraction of the run after which gains of views are estimated; before, holes of the model would look like darkness."""
 
 SELECTION_SHARE_MAX = 0.5
-"""Mean fraction of the Gaussians that a view shows, up to which views select those that they may show."""
+"""Maximum mean fraction of the Gaussians that a view shows at which selections are used; see :mod:`.selection`."""
 
 
 class ViewKind(NamedTuple):
-    """Properties of a view, besides tensors, on which its gradients depend.
+    """Everything but tensors on which the gradients of a view depend: the key of its pass.
 
     Attributes:
         camera: Size, model and shutter of the camera, and which tensors it has.
@@ -69,8 +69,8 @@ class ViewGradients:
     Attributes:
         gains: The gains of the views, or None.
         prior_scales: The last scale that fits the depth prior of each of this rank's views, by the view's name.
-        received_rows: Number of rows of projected Gaussians that this rank received, including its own. 0 unless
-            sharded.
+        received_rows: Total number of projected Gaussians that this rank received from all ranks, including itself. 0
+            unless sharded.
     """
 
     def __init__(
@@ -131,8 +131,9 @@ class ViewGradients:
     ) -> tuple[Tensor, list[Meta]]:
         """Renders this rank's views and computes the gradients of their losses and of the regularization.
 
-        `views` are the indices of the views of all ranks, `backgrounds` RGB in [0, 1] of each, `n_gaussians` those of
-        all ranks. Returns the sums of loss and PSNR over this rank's views, [2], and the ``meta`` of each rendering.
+        `views` are the indices of the views of all ranks, `backgrounds` RGB in [0, 1] of each, and `n_gaussians` is the
+        number of Gaussians of all ranks. Returns the sums of loss and PSNR over this rank's views, [2], and the
+        ``meta`` of each rendering.
         """
         kind = None
         if self._passes is not None:
@@ -141,26 +142,26 @@ class ViewGradients:
             kind = self._view_kind(step, camera, rows)
             inputs = functools.partial(self._view_inputs, step, views[0], camera, backgrounds[0], rows)
             if (replayed := self._replay(self._passes, kind, inputs)) is not None:
-                return self._take(replayed, views[0])
+                return self._store_results(replayed, views[0])
             if rows is not None:
                 computed = self._differentiate(kind, inputs(), None)
                 self._passes.add_kind(kind, lambda: Capacities(*computed.needed[:-1].tolist()))
-                return self._take(computed, views[0])
+                return self._store_results(computed, views[0])
         results = self._compute(step, views, backgrounds, kind)
         self._regularize(n_gaussians, self._parameters.params, self._regularized_gradients())
         return results
 
     def update_pass(self, *, adds_noise: bool) -> UpdatePass | None:
-        """Returns the pass that updates the parameters with the last gradients; None if there is none."""
+        """Returns the pass that updates the parameters with the last gradients; None if no pass computed these."""
         return None if self._passes is None else self._passes.update_pass(adds_noise=adds_noise)
 
     def _compute(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], kind: ViewKind | None
     ) -> tuple[Tensor, list[Meta]]:
-        """Computes what :meth:`compute` does by rasterization calls, without regularization.
+        """Computes :meth:`compute` by rasterization calls, without regularization.
 
-        If lists did not fit their capacity, the views are rendered a second time without one. `kind` is that of the
-        view, for which passes learn the capacities.
+        If lists exceed their capacity, the views are rendered again without a capacity. Passes for views of `kind` get
+        the capacities that were needed.
         """
         with deferred() as calls:  # a GPU computes the backward pass while Python waits for the forward pass
             results = self._accumulate(step, views, backgrounds, self._capacity)
@@ -180,8 +181,7 @@ class ViewGradients:
     def _regularize(
         self, n_gaussians: int, params: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
     ) -> None:
-        """Adds to gradients of parameters those of the mean opacity and the mean scale, over the Gaussians of all
-        ranks."""
+        """Adds the gradients of the weighted mean opacity and mean scale, over the Gaussians of all ranks."""
         if not any(self._regularization.values()):
             return
         # Gradients of replicated Gaussians are summed over ranks later.
@@ -261,10 +261,10 @@ class ViewGradients:
         return image, loss(image, target), gain_change
 
     def _render_for_others(self, step: int, index: int, capacity: Capacity) -> Meta:
-        """Joins a collective render without a view of its own; other ranks' cameras may see this rank's Gaussians.
+        """Joins a collective render without a view of its own, as other ranks' cameras may see this rank's Gaussians.
 
         `index` is one of the views that the other ranks render, which all have the same size and camera model. Returns
-        ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
+        ``meta``. It has the other ranks' cameras if the scene is sharded, and no cameras otherwise.
         """
         camera = self._corrected_camera(step, index)
         with self._autocasting():
@@ -288,8 +288,8 @@ class ViewGradients:
     ) -> tuple[Tensor, Tensor, Meta]:
         """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D].
 
-        Depth is rendered if a loss that is active at this step needs it. `gaussians` are all if they are None. Returns
-        as :func:`render_views`.
+        Depth is rendered if a loss that is active at this step needs it. None for `gaussians` means all. Returns as
+        :func:`render_views`.
         """
         needs_depth = any(term.needs_depth for term in self._active_losses(step))
         strategy = self._densification.strategy
@@ -310,7 +310,7 @@ class ViewGradients:
         return images, alphas, meta
 
     def _view_for_step(self, step: int, index: int, camera: Camera) -> View:
-        """Returns the photograph to train on: the view, or a perspective view of its panorama with this camera."""
+        """Returns the view to compare with: the training view, or a perspective view of its panorama."""
         view = self._views[index]
         return perspective_view(view, step, camera) if self._is_perspective(step, index) else view
 
@@ -320,7 +320,7 @@ class ViewGradients:
             return self._camera_for_step(step, index, self._parameters.camera_of(index, self._views[index].camera))
 
     def _camera_for_step(self, step: int, index: int, camera: Camera) -> Camera:
-        """Returns the camera of a view, or that of the perspective view of its panorama that a step trains on."""
+        """Returns the given camera, or that of a perspective view if the step trains on one."""
         return perspective_camera(camera, step) if self._is_perspective(step, index) else camera
 
     def _kind_of_call(self, step: int, index: int) -> object:
@@ -335,11 +335,10 @@ class ViewGradients:
         return min(self._sh_degree, max(self._initial_degree, step // self._sh_interval))
 
     def _active_losses(self, step: int) -> list[Loss]:
-        """Returns the losses that have started by a step, besides that of colors."""
+        """Returns the additional losses that have started by a step."""
         return [term for term in self._losses if step / self._config.steps >= term.start]
 
     def _estimates_gains(self, step: int) -> bool:
-        """Returns whether a step estimates gains."""
         return self.gains is not None and not self.gains.known and step >= GAINS_START * self._config.steps
 
     def _autocasting(self) -> torch.autocast:
@@ -371,11 +370,11 @@ class ViewGradients:
         return "with capacity off" if self._capacity is None else ""
 
     def _no_selection_reason(self, gaussians: Gaussians) -> str:
-        """Returns why views do not select the Gaussians that they may show; empty if they do."""
+        """Returns why selections are not used; empty if they are."""
         if self._passes is None or self._device.type != "cpu":
-            return "without passes, or on a GPU, which would have to wait for their number"
+            return "without passes, or on a GPU, where counting selected Gaussians would synchronize"
         if gaussians.surfels or self._config.clip_gradients:
-            return "for 2D Gaussians, or if gradients are clipped by their norm, whose sum would be in another order"
+            return "for 2D Gaussians, or if gradients are clipped by their norm, which would be summed in another order"
         share = visible_share(gaussians.means, [view.camera for view in self._views], self._ranks)
         return "where views show most of the scene" if share > SELECTION_SHARE_MAX else ""
 
@@ -399,8 +398,8 @@ class ViewGradients:
             state.append(self.gains.logs)
         return passes.results(kind, make_inputs, state)
 
-    def _take(self, results: ViewResults, index: int) -> tuple[Tensor, list[Meta]]:
-        """Takes over the gradients of a view. Returns as :meth:`compute`."""
+    def _store_results(self, results: ViewResults, index: int) -> tuple[Tensor, list[Meta]]:
+        """Stores the gradients of a view on the parameters. Returns as :meth:`compute`."""
         params = self._parameters.params
         gradients = dict(zip(params, results.gradients, strict=True))
         if results.rows is None:
@@ -415,9 +414,9 @@ class ViewGradients:
         return results.metrics, [{"n_cameras": 1}]
 
     def _differentiate(self, kind: ViewKind, inputs: ViewInputs, capacities: Capacities | None) -> ViewResults:
-        """Renders a view, and computes the gradients of its loss, without waiting for the device.
+        """Renders a view and computes the gradients of its loss.
 
-        Without capacities, waits for the number of intersections.
+        Does not wait for the device, unless `capacities` is None: the number of intersections is then read.
         """
         selection = None if inputs.rows is None else Selection(self._parameters, inputs.rows)
         params = self._parameters.params if selection is None else selection.params
@@ -462,7 +461,7 @@ class ViewGradients:
 def _capacities_needed(calls: Sequence[Any], metas: Sequence[Meta]) -> Capacities:
     """Returns the capacities that the lists of calls needed; waits for the device.
 
-    `calls` are those with a capacity; without any, the number of intersections is read from the ``meta`` of all.
+    `calls` are the calls with a capacity; if there are none, the number of intersections is read from `metas`.
     """
     if calls:
         return max_needed(calls)

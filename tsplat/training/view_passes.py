@@ -1,10 +1,11 @@
-"""Computes the rendering, the loss and the gradients of a training view by passes, and by CUDA graphs of these.
+"""Computes the rendering, the loss and the gradients of a training view by replaying passes or CUDA graphs.
 
-The first view of a kind is rendered by a rasterization call, which returns the number of intersections. The second
-is traced while it is computed, and later ones replay the traced pass. The update of the parameters is traced with the
-first replay. On a GPU, the third view is captured in a CUDA graph, which reads the view from tensors of its own, and
-the parameters in place. If a strategy has replaced the parameters, the graph is captured again; if it has changed the
-number of Gaussians, the next view is traced first.
+The kind of a view is everything, except tensors, on which its launches depend, such as its size and SH degree. The
+first view of a kind is rendered by a rasterization call, which returns the number of intersections. The second is
+traced while it is computed, and later ones replay the traced pass. The update of the parameters is traced with the
+first replay. On a GPU, the third view is captured in a CUDA graph, which reads the view from input tensors of the graph
+and the parameters in place. If a strategy has replaced the parameters, the graph is captured again; if it has changed
+the number of Gaussians, the next view is traced first.
 """
 
 import dataclasses
@@ -32,8 +33,8 @@ REPLAYS_MAX = 4
 """Maximum number of replays that are kept, each with its own memory."""
 
 SELECTIONS_MAX = 1.75
-"""Memory of the replays that are kept, in units of that of the state, if one is of a selection: that of a single replay
-of all Gaussians, so that selections of several sizes do not need more than that."""
+"""Maximum memory of the replays that are kept if any of them is of a selection, in units of the memory of the state.
+This is about the memory of one replay of all Gaussians."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class ViewInputs:
     rows: Tensor | None
 
     def tensors(self) -> list[Tensor]:
-        """Returns all tensors; their order depends only on the kind of the camera."""
+        """Returns all tensors, in an order that depends only on the kind of the view."""
         rows = [] if self.rows is None else [self.rows]
         return [self.index, self.pixels, self.background, *self.camera.tensors().values(), *rows]
 
@@ -66,9 +67,10 @@ class ViewResults:
 
     Attributes:
         metrics: [2] loss and PSNR.
-        needed: [6] int64, the capacities that lists needed, and 1 if they did not fit, so that all results are invalid.
+        needed: [6] int64, the capacities that lists needed; the last value is 1 if they exceeded the given capacities,
+            so that all results are invalid, and otherwise 0.
         gain_change: [3], see :meth:`.view_corrections.ViewGains.estimate`; None if gains are not estimated.
-        rows: [R] int64, the Gaussians that have gradients, as :class:`ViewInputs` has them; None for all.
+        rows: [R] int64, the Gaussians that have gradients, see :class:`ViewInputs`; None for all.
         gradients: Gradient of each parameter, or None.
     """
 
@@ -90,18 +92,18 @@ class ViewResults:
 
 
 Compute = Callable[[Any, ViewInputs, Capacities], ViewResults]
-"""Computes the results of a view of a kind, with lists of these capacities. Must not wait for the device. Besides its
-arguments, it may depend only on the tensors `state` of :meth:`ViewPasses.results`, and on what never changes."""
+"""Computes the results of a view, given its kind, its inputs and the capacities of lists. Must not wait for the device.
+Besides its arguments, it may depend only on the tensors `state` of :meth:`ViewPasses.results`, and on constants."""
 
 
 class _Replay:
-    """A pass that is bound to memory for its inputs and results, and captured if there is a recorder.
+    """A pass that is bound to memory for its inputs and results, and captured in a CUDA graph if there is a recorder.
 
     Attributes:
         inputs: The tensors of :class:`ViewInputs` that it reads.
-        scratch: Memory that it needs only while it runs.
-        n_bytes: Its memory.
-        selects: Whether it is of a selection of Gaussians.
+        scratch: Memory that it uses only while it runs.
+        n_bytes: Size of its inputs, results and scratch memory.
+        selects: Whether it renders a selection of Gaussians.
         update: The pass that updates the parameters with its gradients.
     """
 
@@ -125,11 +127,11 @@ class _Replay:
         self.update: UpdatePass | None = None
 
     def fits(self, traced: TracedFunction, state: list[Tensor]) -> bool:
-        """Returns whether it replays this pass on this state."""
+        """Returns whether it replays `traced` on the tensors `state`."""
         return self._traced is traced and self.reads(state)
 
     def reads(self, state: list[Tensor]) -> bool:
-        """Returns whether it reads these tensors."""
+        """Returns whether it reads the tensors `state`."""
         return self._addresses == [tensor.data_ptr() for tensor in state]
 
     def results(self, inputs: list[Tensor]) -> list[Tensor | None]:
@@ -141,8 +143,7 @@ class _Replay:
 
 @dataclasses.dataclass
 class _KindPass:
-    """The capacities of the lists of a kind of view, and its pass, traced with tensors whose shapes and strides are
-    `key`."""
+    """The capacities of lists for a kind of view, and its pass. `key` has the shapes and strides it was traced with."""
 
     capacities: Capacities
     key: Hashable = None
@@ -154,7 +155,7 @@ class ViewPasses:
 
     Args:
         compute: Computes the results of a view.
-        make_update: Returns the pass of an update, given whether it adds noise, a function that captures it, and
+        make_update: Returns an update pass, given whether it adds noise, a function that captures it, and scratch
             memory that it may use while it runs, [n] uint8.
         uses_graphs: Whether CUDA graphs replay passes.
     """
@@ -174,11 +175,11 @@ class ViewPasses:
     def results(self, kind: Hashable, make_inputs: Callable[[], ViewInputs], state: list[Tensor]) -> ViewResults | None:
         """Returns the results of a view, valid until the next call; None if a rasterization call has to compute them.
 
-        Waits for the device, to know whether lists fit. If tracing or capturing fails for any reason, a warning is
+        Waits for the device, to check that no list exceeds its capacity. If tracing or capturing fails, a warning is
         logged, and passes are not used again.
 
         Args:
-            kind: Everything but tensors on which the results depend.
+            kind: The kind of the view.
             make_inputs: Returns the inputs; called only if the kind is known.
             state: The tensors that views share, such as parameters.
         """
@@ -215,7 +216,7 @@ class ViewPasses:
     def update_pass(self, *, adds_noise: bool) -> UpdatePass | None:
         """Returns the pass that updates the parameters with the gradients of the last view.
 
-        None if these were not computed by a replay, whose gradients stay in the same memory.
+        None if no replay computed these: only a replay writes gradients to the same memory each time.
         """
         replay = self._last
         if replay is None:
@@ -226,7 +227,7 @@ class ViewPasses:
         return replay.update
 
     def _capture(self, tensor: Tensor, run: Callable[[], None]) -> Callable[[], None]:
-        """Captures a bound pass on the GPU of a tensor, if there is a recorder, and returns the function to replay."""
+        """Captures a bound pass on the GPU of a tensor, if there is a recorder. Returns a function that replays it."""
         if self._recorder is None:
             return run
         try:
@@ -237,14 +238,14 @@ class ViewPasses:
             return run
 
     def _give_up(self, error: Exception) -> None:
-        """Ends the use of passes, with a warning."""
+        """Disables passes and logs a warning."""
         self._enabled, self._kinds, self._replays, self._last = False, {}, {}, None
         logging.getLogger("tsplat").warning("tsplat: training without passes: %s", error)
 
     def _replay(
         self, kind: Hashable, traced: TracedFunction, inputs: list[Tensor], state: list[Tensor], *, selects: bool
     ) -> _Replay:
-        """Returns the replay of a pass, after binding it to memory if there is none yet."""
+        """Returns the replay of a pass, which is bound to memory if it does not exist yet."""
         replay = self._replays.get(kind)
         if replay is None or not replay.fits(traced, state):
             # PyTorch captures launches on the current GPU only.
@@ -252,7 +253,7 @@ class ViewPasses:
                 if self._uses_graphs and self._recorder is None:
                     self._recorder = GraphRecorder()
                 replay = _Replay(traced, inputs, state, self._recorder, selects=selects)
-            # Others are released after the capture: PyTorch cannot capture into a memory pool without a graph.
+            # Others are released after the capture, as PyTorch cannot capture into a memory pool without a graph.
             others = [(k, other) for k, other in self._replays.items() if k != kind and other.reads(state)]
             others = [*others[1 - REPLAYS_MAX :], (kind, replay)]
             bytes_max = SELECTIONS_MAX * sum(tensor.nbytes for tensor in state)
@@ -266,13 +267,15 @@ class ViewPasses:
         return replay
 
     def release(self) -> None:
-        """Releases the memory of passes, for example before Gaussians are added, when memory peaks. Graphs are kept:
-        PyTorch cannot capture into a memory pool whose last graph is gone."""
+        """Releases the memory of replays, for example before Gaussians are added, when memory peaks.
+
+        CUDA graphs are kept, as PyTorch cannot capture into a memory pool whose last graph was released.
+        """
         if not self._uses_graphs:
             self._replays, self._last = {}, None
 
     def add_kind(self, kind: Hashable, needed: Callable[[], Capacities]) -> None:
-        """Adds a kind of view, unless it is known, with the capacities that the lists of one view needed."""
+        """Adds a kind of view, unless it is known. `needed` returns the capacities that the lists of a view needed."""
         if self._enabled and kind not in self._kinds:
             while len(self._kinds) >= KINDS_MAX:
                 del self._kinds[next(iter(self._kinds))]

@@ -185,11 +185,11 @@ def start_with_a_typo(copy, other):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (swap, "is of block 1, not of block 0"),
-        (take_another_plan, "is of another plan"),
-        (forget_the_digest, "is of another plan"),
-        (replace_by_a_run_of_the_whole, "is not of a block"),
-        (start_with_a_typo, "is of block 1, not of block 0"),
+        (swap, "belongs to block 1, not to block 0"),
+        (take_another_plan, "belongs to another plan"),
+        (forget_the_digest, "belongs to another plan"),
+        (replace_by_a_run_of_the_whole, "does not belong to a block"),
+        (start_with_a_typo, "belongs to block 1, not to block 0"),
     ],
 )
 def test_runs_of_other_blocks_are_refused(change, problem, copy, scene):
@@ -203,7 +203,7 @@ def test_runs_of_other_blocks_are_refused(change, problem, copy, scene):
 def test_plan_and_block_are_checked_before_photographs(copy, scene, tmp_path, monkeypatch):
     monkeypatch.setattr(scenes, "read_capture", None)
     for block, out, message in (
-        (f"{copy}:1", copy / "block_0", f"block: expected 0, that of the folder {copy / 'block_0'}, found 1"),
+        (f"{copy}:1", copy / "block_0", f"block: expected 0, as the folder is {copy / 'block_0'}, found 1"),
         (f"{copy}:2", tmp_path / "run", "block: expected 0 to 1, the blocks of the plan, found 2"),
         (f"{copy}o:1", tmp_path / "run", "plan.json: cannot be read"),
     ):
@@ -219,7 +219,7 @@ def test_run_is_not_resumed_with_another_plan(copy, scene):
     try:
         blocks = plan_blocks(read_capture(scene), (1, 2), scene=scene)
         write_plan(copy, blocks)
-        with pytest.raises(FileError, match="the plan of its block, or the block, differs from that of the run"):
+        with pytest.raises(FileError, match="the block, or its plan, has changed since the run started"):
             resume(copy / "block_1", steps=8, accept_changes=False)
     finally:
         renamed.rename(trained)

@@ -131,7 +131,7 @@ def test_changed_or_missing_models_are_told_when_a_run_is_resumed(scene, moved, 
     config = dataclasses.replace(CONFIG, scene=scene, init=(str(path),))
     train(config, tmp_path / "run", stop_after=1)
     write_model(path, dataclasses.replace(moved, sh0=moved.sh0 + 1))
-    with pytest.raises(FileError, match="models in init differ from those that the run started from"):
+    with pytest.raises(FileError, match="models in init have changed since the run started"):
         resume(tmp_path / "run", stop_after=2)
     path.unlink()
     with pytest.raises(FileError, match=r"model\.ply: no such model, from which the run started; put it back"):

@@ -166,7 +166,7 @@ def test_results_are_identical_with_a_viewer(kind, tmp_path, show, capsys):
     assert "step_00000003" in names
     assert len(names) == 5  # 10, 20 and 24 by themselves
     printed = capsys.readouterr().out
-    assert "viewing the training at http://localhost:8080, paused\n" in printed
+    assert "viewing training at http://localhost:8080, paused\n" in printed
     assert printed.endswith(f"finished: tsplat view {tmp_path / 'with'}\n")
     assert viewer.message == f"finished: tsplat view {tmp_path / 'with'}"
     (session,) = json.loads((tmp_path / "with" / "run.json").read_text())["sessions"]
@@ -323,4 +323,4 @@ def test_command_shows_the_training(tmp_path, show, capsys):
     assert cli.main([*command, "--stop-after", "1"]) == 0
     assert (viewer.port, viewer.closed) == (9001, True)
     assert cli.main(["train", "--resume", str(tmp_path / "run"), "--view", "--stop-after", "2"]) == 0
-    assert capsys.readouterr().out.count("viewing the training at http://localhost:") == 2
+    assert capsys.readouterr().out.count("viewing training at http://localhost:") == 2

@@ -152,7 +152,7 @@ def test_photographs_of_poses_that_failed_change_no_bit(capture, plain, tmp_path
     assert metrics["left_out"] == ["005_far_0.png", "005_far_1.png"]
     assert plain[1]["left_out"] == []
     assert scores(metrics) == scores(plain[1])
-    assert "2 photographs with cameras far away left out" in (run / "report.html").read_text()
+    assert "2 photographs with distant cameras left out" in (run / "report.html").read_text()
     assert {camera.name for camera in read_cameras(run / "cameras.json")} == {f"{i:03}.png" for i in range(8)}
     assert evaluate_run(run)["left_out"] == metrics["left_out"]
     assert train(dataclasses.replace(config, keep_far=True, steps=1), tmp_path / "kept")["left_out"] == []

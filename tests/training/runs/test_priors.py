@@ -227,7 +227,7 @@ def test_normals_of_another_frame_are_refused(capture, tmp_path):
                 view.normal_prior is not None for view in read_priors(capture, config(tmp_path, **options)).train
             )
             continue
-        with pytest.raises(FileError, match="most of 3 of 3 views point away; negate y and z"):
+        with pytest.raises(FileError, match="in 3 of 3 views, most normals point away; negate y and z"):
             read_priors(capture, config(tmp_path, **options))
 
 
@@ -313,7 +313,7 @@ def test_the_unit_of_metric_maps_without_points_must_be_given(capture, tmp_path)
         (METRIC, lambda inverse, cosine, _: 1 / inverse / cosine, "maps of 3 of 3 views.*--depth-along ray"),
         (METRIC | dict(depth_along="ray"), lambda inverse, *_: 1 / inverse, "3 of 3 views.*--depth-along z"),
         (METRIC, lambda inverse, *_: -1 / inverse, "expected maps of depth.* are zero, negative or not finite"),
-        (METRIC | dict(depth_unit=1.0), lambda inverse, cosine, i: 2.0**i / inverse, "from that of the points by 69%"),
+        (METRIC | dict(depth_unit=1.0), lambda inverse, cosine, i: 2.0**i / inverse, "from the estimate by 69%"),
         (DISPARITY, lambda inverse, *_: inverse - 0.3, "differ from sparse points by.*--depth-kind inv"),
     ],
 )  # fmt: skip

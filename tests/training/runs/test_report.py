@@ -115,7 +115,7 @@ def test_results_of_an_evaluation_are_not_computed_again(run, monkeypatch):
     parsed = read(run)
     assert float(values(parsed)[0]) == pytest.approx(expected["psnr"], abs=1e-4)
     assert len(parsed.images()) == 8
-    assert notes(parsed)[-1].startswith("Metrics and images are those that tsplat eval has written to ")
+    assert notes(parsed)[-1].startswith("Metrics and images were written by tsplat eval to ")
 
 
 def test_images_that_are_missing_are_rendered_again(run):
@@ -166,7 +166,7 @@ def test_checkpoint_of_another_step_than_the_metrics_is_evaluated(run):
     report_run(run / "checkpoints" / "step_00000002", out=run / "new" / "a.html")
     parsed = Page((run / "new" / "a.html").read_text())
     assert notes(parsed) == [
-        "Metrics and images were computed from step_00000002, as metrics.json does not have those of this step."
+        "Metrics and images were computed from step_00000002, as metrics.json is of another step or missing."
     ]
     assert values(parsed)[3] == "2"
 

@@ -38,12 +38,12 @@ def test_resume_works_from_any_directory(run, tmp_path, monkeypatch):
     assert evaluate_run(run)["steps"] == 3
 
 
-def test_a_note_says_what_steps_on_large_images_take():
+def test_a_note_states_the_memory_of_steps_on_large_images():
     views = [SimpleNamespace(width=width, height=height) for width, height in ((4000, 3000), (7680, 3840), (80, 60))]
     gib = 7680 * 3840 * STEP_BYTES / 2**30
     assert note_large_images(views) == [
-        f"a step on the largest image, 7680×3840 pixels, takes about {gib:.1f} GiB of memory besides that of the "
-        "Gaussians; max_size 3840 takes a quarter of it"
+        f"a step on the largest image, 7680×3840 pixels, takes about {gib:.1f} GiB of memory in addition to the "
+        "Gaussians; with max_size 3840, it takes a quarter of it"
     ]
     assert not note_large_images(views[::2])
 
@@ -76,9 +76,9 @@ def test_photographs_that_differ_are_named(run, tmp_path, capsys):
     assert cli.main(["train", "--resume", str(run)]) == 2
     size = (images / "05.png").stat().st_size
     expected = (
-        f"tsplat: error: {tmp_path / 'scene'}: 2 photographs differ from those of the run: 03.png has changed (its "
-        f"hash differs), 05.png has changed ({size - 1} bytes, now {size}); restore them, or use them as they are: "
-        "--accept-changes\n"
+        f"tsplat: error: {tmp_path / 'scene'}: 2 photographs have changed since the run started: 03.png has changed "
+        f"(its hash differs), 05.png has changed ({size - 1} bytes, now {size}); restore them, or accept the changes "
+        "with --accept-changes\n"
     )
     assert capsys.readouterr().err == expected
     evaluate_run(run)
@@ -92,7 +92,7 @@ def test_new_and_missing_photographs_are_named(run, tmp_path):
     sparse = tmp_path / "scene" / "sparse" / "0" / "images.txt"
     os.rename(tmp_path / "scene" / "images" / "04.png", tmp_path / "scene" / "images" / "14.png")
     sparse.write_text(sparse.read_text().replace("04.png", "14.png"))
-    with pytest.raises(FileError, match=r"2 photographs differ .*: 04.png is missing, 14.png is new; restore"):
+    with pytest.raises(FileError, match=r"2 photographs have changed .*: 04.png is missing, 14.png is new; restore"):
         resume(run)
 
 
@@ -103,8 +103,9 @@ def test_changed_cameras_and_points_are_refused(run, tmp_path, capsys):
     (sparse / "points3D.txt").write_text((sparse / "points3D.txt").read_text().replace(" 0.5 3 ", " 0.5 4 "))
     assert cli.main(["train", "--resume", str(run)]) == 2
     expected = (
-        f"tsplat: error: {tmp_path / 'scene'}: 1 cameras differ from those of the run: 07.png; the points differ from "
-        "those of the run (their hash differs); restore them, or use them as they are: --accept-changes\n"
+        f"tsplat: error: {tmp_path / 'scene'}: 1 cameras have changed since the run started: 07.png; the points have "
+        "changed since the run started (their hash differs); restore them, or accept the changes with "
+        "--accept-changes\n"
     )
     assert capsys.readouterr().err == expected
     assert cli.main(["train", "--resume", str(run), "--accept-changes", "--stop-after", "3"]) == 0
@@ -112,7 +113,9 @@ def test_changed_cameras_and_points_are_refused(run, tmp_path, capsys):
     (sparse / "cameras.txt").write_text(cameras.replace(" 50 52 ", " 50 52.5 "))
     lines = (sparse / "points3D.txt").read_text().splitlines()
     (sparse / "points3D.txt").write_text("\n".join(lines[1:]) + "\n")
-    with pytest.raises(FileError, match=r"10 cameras differ .*; the points differ .* \(5, now 4\); restore"):
+    with pytest.raises(
+        FileError, match=r"10 cameras have changed .*; the points have changed .* \(5, now 4\); restore"
+    ):
         resume(run)
 
 
@@ -128,7 +131,8 @@ def test_parts_that_were_not_recorded_are_not_compared(run, tmp_path):
     assert json.loads(json.dumps(found)) == found
     assert difference(found, found, "scene") == ""
     other = describe_capture(dataclasses.replace(capture, points=capture.points + 1))
-    assert difference(found, other, "scene") == "scene: the points differ from those of the run (their hash differs)"
+    expected = "scene: the points have changed since the run started (their hash differs)"
+    assert difference(found, other, "scene") == expected
     assert difference({"photographs": found["photographs"]}, other, "scene") == ""
     assert difference({}, found, "scene") == ""
 

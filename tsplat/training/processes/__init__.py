@@ -1,1 +1,1 @@
-"""Training with several processes: launching ranks, the process group, heartbeats and sharded files."""
+"""Training with several processes: launching ranks, the process group and heartbeats."""

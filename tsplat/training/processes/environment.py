@@ -11,14 +11,14 @@ LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 """Number of ranks on this machine; Slurm does not set it."""
 
 SLURM_STEP = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_LAUNCH_NODE_IPADDR", ADDRESS)
-"""A batch script has the other variables of Slurm, too, without being a task; it has none of these."""
+"""Variables that only tasks of ``srun`` have; a batch script has Slurm's other variables, too."""
 
 PORTS = range(15000, 30000)
-"""Ports to choose from by the number of a job; below those that systems hand out."""
+"""Ports from which one is chosen by the job's number; below the range of ephemeral ports."""
 
 
 def is_launched() -> bool:
-    """Returns whether a launcher started this process as one of several ranks. Sets torchrun's variables for ``srun``.
+    """Returns whether a launcher started this process as a rank. For a task of ``srun``, sets torchrun's variables.
 
     Raises ArgumentError if a variable is missing, is not an integer, or contradicts another one.
     """
@@ -33,7 +33,7 @@ def is_restarted() -> bool:
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that torchrun sets, from those of torchrun or Slurm; empty for a process on its own."""
+    """Returns torchrun's variables, as torchrun or Slurm sets them; empty for a process that no launcher started."""
     given = {name: environment[name] for name in (RANK, WORLD_SIZE, LOCAL_RANK) if name in environment}
     task = _slurm_task(environment)
     if RANK not in given and WORLD_SIZE not in given:
@@ -54,7 +54,7 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _slurm_task(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the ranks of a task of ``srun``, under torchrun's names; empty if there are no others."""
+    """Returns rank, world size and local rank of a task of ``srun``, by torchrun's names; empty for a single task."""
     if "SLURM_PROCID" not in environment or not any(name in environment for name in SLURM_STEP):
         return {}
     size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", "1")
@@ -66,7 +66,7 @@ def _slurm_task(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check(variables: Mapping[str, str], *names: str) -> None:
-    """Checks a rank, the number of ranks, and the rank on this machine if there is one; `names` are for messages."""
+    """Checks rank, world size and, if given, local rank. `names` are the variables' names in messages."""
     for name, value in zip(names, variables.values()):
         if not re.fullmatch(r"[0-9]{1,9}", value):
             raise ArgumentError(f"{name}: expected an integer of 0 or more, found {value!r}")
@@ -78,7 +78,7 @@ def _check(variables: Mapping[str, str], *names: str) -> None:
 
 
 def _address(environment: Mapping[str, str]) -> str:
-    """Returns the first node of a step, which has rank 0, in Slurm's notation such as ``gpu[03-05,9],login1``."""
+    """Returns the first node of a step, which has rank 0, from a list in Slurm's notation: ``gpu[03-05,9],login1``."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes:
         if address := environment.get("SLURM_LAUNCH_NODE_IPADDR"):
@@ -88,7 +88,7 @@ def _address(environment: Mapping[str, str]) -> str:
 
 
 def _port(environment: Mapping[str, str]) -> str:
-    """Returns the port of rank 0: the given one, or one that all tasks of a step compute."""
+    """Returns the port of rank 0: the given one, or one computed from the numbers of the job and its step."""
     if port := environment.get(PORT):
         return port
     job, step = (

@@ -22,19 +22,19 @@ TIMEOUT = timedelta(minutes=10)
 """Maximum time that ranks wait for each other at the start."""
 
 SUSPENSION = timedelta(days=7)
-"""Timeout of collectives, which counts the time in which a job is suspended. A dead rank is noticed by its missing
-heartbeat."""
+"""Timeout of collectives. It is long, as it includes the time for which a job is suspended; missing heartbeats detect a
+dead rank much earlier."""
 
 STORE = "tsplat-store"
-"""Key of the port of the store of rank 0 in the store of torchrun's agents."""
+"""Key under which torchrun's agent store holds the port of rank 0's store."""
 
 
 def join_ranks(config: RunConfig) -> tuple[torch.device, str, RankGroup]:
-    """Returns the device of this process, a sentence that describes it, and the ranks that this process works with.
+    """Returns the device of this process, a sentence that describes it, and the rank group of this process.
 
-    These are the ranks of the default process group if it is initialized. Otherwise a process started by torchrun or by
-    Slurm's ``srun`` initializes it, and any other process works alone. Raises ArgumentError if variables of the
-    launcher contradict each other, the group cannot be initialized, or the given one cannot use the device; and
+    The ranks are those of the default process group if it is initialized. Otherwise, a process that torchrun or Slurm's
+    ``srun`` started initializes the group, and any other process is a single rank. Raises ArgumentError if variables of
+    the launcher contradict each other, or the group cannot be initialized or does not support the device; and
     BackendError as :func:`tsplat.viewing.devices.pick_device`.
     """
     exists = dist.is_available() and dist.is_initialized()
@@ -65,7 +65,7 @@ def _create_group(backend: str) -> None:
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0" or not shared:
         dist.init_process_group(backend, timeout=TIMEOUT)
         return
-    # The store of torchrun's agents outlives a restart, with addresses of ranks before it, so rank 0 makes a new one.
+    # The agents' store outlives a restart and contains addresses of earlier ranks, so rank 0 creates a new store.
     rank, address = int(os.environ["RANK"]), os.environ["MASTER_ADDR"]
     agents = torch._C._distributed_c10d.TCPStore(address, int(os.environ["MASTER_PORT"]), timeout=TIMEOUT)
     if rank == 0:
@@ -77,7 +77,7 @@ def _create_group(backend: str) -> None:
 
 
 def _connect(agents: torch._C._distributed_c10d.Store, address: str) -> torch._C._distributed_c10d.TCPStore:
-    """Connects to the store of rank 0, whose port in the store of the agents may still be that before a restart."""
+    """Connects to the store of rank 0. Retries, as the agents' store may have a port from before a restart."""
     end = time.monotonic() + TIMEOUT.total_seconds()
     while True:
         port = int(agents.get(STORE))
@@ -95,7 +95,7 @@ def _connect(agents: torch._C._distributed_c10d.Store, address: str) -> torch._C
 
 
 def _destroy_group() -> None:
-    """Destroys the group before the interpreter exits: its threads may need the interpreter to free a tensor."""
+    """Destroys the group before the interpreter exits, as its threads may need the interpreter to free a tensor."""
     if dist.is_initialized():
         dist.destroy_process_group()
     # The group's threads end when its last reference is gone.

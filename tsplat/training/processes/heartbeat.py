@@ -22,7 +22,7 @@ INTERVAL = 2.0
 """Seconds between heartbeats."""
 
 TIMEOUT = 20.0
-"""Seconds without a heartbeat after which a rank counts as dead, by a monitor that ran all this time."""
+"""Seconds without a heartbeat after which a rank counts as dead, while the monitor itself was running."""
 
 EXIT_PEER = 13
 """Exit status of a rank that ends because another one died."""
@@ -30,11 +30,11 @@ EXIT_PEER = 13
 
 @contextlib.contextmanager
 def heartbeat(ranks: RankGroup) -> Iterator[None]:
-    """Sends heartbeats and monitors those of the other ranks while the block runs. Does nothing for a single process.
+    """Context manager that sends heartbeats and monitors those of the other ranks. Does nothing for a single process.
 
     When another rank's heartbeats stop, a message is printed and the process exits immediately, because it may be
-    blocked in a collective with the dead rank. Raises PeerError if a collective fails, as it does at once when another
-    rank ends, but no heartbeat is missing.
+    blocked in a collective with the dead rank. Raises PeerError if a collective fails while no heartbeat is missing:
+    collectives fail as soon as another rank ends.
     """
     if ranks.world_size == 1:
         yield
@@ -53,7 +53,7 @@ def heartbeat(ranks: RankGroup) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_of_backend(error):
             raise
-        # The other rank reports why it ended. If it cannot, a launcher does, or the monitor, which exits.
+        # The other rank reports why it ended. If it cannot, the launcher does, or the monitor, which then exits.
         thread.join(TIMEOUT + 4 * INTERVAL)
         reason = re.sub(r"^\[[^]]*\] *", "", str(error)).splitlines()[0][:200]
         raise PeerError(f"ranks: the connection to another rank was lost ({reason}); see its messages") from error
@@ -80,7 +80,7 @@ def _monitor(store: Any, ranks: RankGroup, done: threading.Event) -> None:
                 _exit(ranks.rank, f"the rendezvous store no longer answers ({str(error).splitlines()[0][:120]})")
             return
         now = time.monotonic()
-        # A job that is suspended, as by Slurm, or the process that has the store: ranks wake one after another.
+        # After Slurm has suspended the job, or the process with the store, ranks resume one after another.
         was_suspended = now - before > TIMEOUT / 2
         for rank in others:
             is_unchanged = counts[rank] == latest[rank] and not was_suspended
@@ -96,7 +96,7 @@ def _monitor(store: Any, ranks: RankGroup, done: threading.Event) -> None:
 
 
 def _kill(store: Any, rank: int) -> None:
-    """Kills a rank on this machine by SIGKILL, since a stopped process ignores other signals."""
+    """Kills a rank on this machine by SIGKILL, because a stopped process ignores other signals."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         process = json.loads(store.get(f"process {rank}"))
         if shares_ids(process) and is_running(process):

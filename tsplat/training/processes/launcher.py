@@ -15,21 +15,21 @@ from .environment import LOCAL_WORLD_SIZE, WORLD_SIZE, is_launched
 PROGRAM = "tsplat"
 
 RANKS_MAX = 16
-"""Maximum number of ranks on a machine that has no more processors than that."""
+"""Maximum number of ranks per machine, unless it has more processors."""
 
 SAVE_TIMEOUT = 120
-"""Seconds after a signal in which the ranks can save. Those that still run then are killed."""
+"""Seconds that ranks have for saving after a signal, before they are killed."""
 
 
 def parse_gpus(text: str) -> list[int]:
-    """Parses a list of indices such as "0,1" of GPUs that exist."""
+    """Parses a list of GPU indices such as "0,1", and checks that the GPUs exist."""
     n_gpus = torch.cuda.device_count()
     words = text.split(",")
     if not all(word.isascii() and word.isdecimal() and len(word) < 5 for word in words):
         raise ArgumentError(f"--gpus: expected indices separated by commas, such as 0,1; found {text!r}")
     if not n_gpus:
         raise ArgumentError(
-            f"--gpus: PyTorch finds no GPU on this machine, so {text} cannot be used; on a CPU use --device cpu "
+            f"--gpus: PyTorch finds no GPU on this machine, so {text} cannot be used; on a CPU, use --device cpu "
             "--ranks 2"
         )
     indices = [int(word) for word in words]
@@ -39,10 +39,10 @@ def parse_gpus(text: str) -> list[int]:
 
 
 def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
-    """Returns the number of ranks and the indices of their GPUs; with ``gpus``, there is one rank for each.
+    """Returns the number of ranks and the indices of their GPUs; with ``gpus``, there is one rank per GPU.
 
-    If torchrun or srun has started the process, the number is theirs, and none of its GPUs are to be chosen. Raises
-    ArgumentError if there are no such GPUs, or not as many ranks as were started.
+    If torchrun or srun started the process, the launcher determines the number of ranks, and no GPUs are returned.
+    Raises ArgumentError if the GPUs do not exist, or the launcher started another number of ranks.
     """
     if is_launched():
         name, expected = ("--gpus", len(gpus.split(","))) if gpus else ("--ranks", ranks)
@@ -50,7 +50,7 @@ def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
         if (gpus or ranks != 1) and str(expected) != os.environ[variable]:
             raise ArgumentError(
                 f"{name}: asks for {expected} ranks, but this process was started as one of {os.environ[variable]} "
-                f"({variable}); leave {name} out, or start as many"
+                f"({variable}); leave {name} out, or start {expected} ranks"
             )
         return int(os.environ[WORLD_SIZE]), []
     most = max(RANKS_MAX, os.cpu_count() or 1)
@@ -65,9 +65,9 @@ def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
 def launch(arguments: Sequence[str], world_size: int, gpus: Sequence[int] = (), *, module: str = PROGRAM) -> int:
     """Runs ``python -m module arguments`` as several ranks and waits for them.
 
-    If a rank fails, the others are terminated. Signals are forwarded: after Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 the
+    If a rank fails, the others are terminated. Signals are forwarded: after Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, the
     ranks save and exit, as a single process does. After a second signal, they exit at once. `gpus` are the indices of
-    those to use, one per rank; empty for the launcher's default. Returns 0, the exit status of the rank that failed
+    the GPUs to use, one per rank; empty for the launcher's default. Returns 0, the exit status of the rank that failed
     first, or 128 plus the number of a forwarded signal.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -88,7 +88,7 @@ def launch(arguments: Sequence[str], world_size: int, gpus: Sequence[int] = (), 
         max_restarts=0,
         monitor_interval=0.2,
     )
-    # Older versions of PyTorch lack these two; they do not forward SIGUSR1, and wait for 30 s.
+    # Older versions of PyTorch lack these options; they do not forward SIGUSR1, and wait for 30 s.
     handled = ",".join(s.name for s in SIGNALS if s == signal.SIGINT or signal.getsignal(s) != signal.SIG_IGN)
     for name, value in (("signals_to_handle", handled), ("shutdown_timeout", SAVE_TIMEOUT)):
         if hasattr(config, name):

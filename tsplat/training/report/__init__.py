@@ -1,1 +1,1 @@
-"""The results of a run: images, plots, metrics and the page."""
+"""The report of a run: images, plots, metrics and an HTML page."""

@@ -1,4 +1,4 @@
-"""Line charts and histograms as SVG, drawn by Matplotlib: a pointer shows the values at its position.
+"""Line charts and histograms as SVG, drawn by Matplotlib; hovering shows the values at the pointer.
 
 The style sheet of the page defines the colors as variables, so that charts follow its light and dark modes.
 """
@@ -23,14 +23,14 @@ WIDTH, HEIGHT = 400, 220
 """Size of a chart in SVG units."""
 
 POINTS_MAX = 120
-"""Number of points of a series that a chart shows at most."""
+"""Maximum number of points of a series in a chart."""
 
 TICKS = 4
 VALUE_MAX = 1e100
-"""Values are drawn within this magnitude, so that Matplotlib can compute the limits of its axes."""
+"""Values are clamped to this magnitude, so that Matplotlib can compute the limits of its axes."""
 
 VARIABLES = {"#000001": "--accent", "#000002": "--faint", "#000003": "--bar", "#000004": "--line", "#000005": "--soft"}
-"""The variable of the style sheet that each color stands for."""
+"""Placeholder colors of drawings, and the style sheet's variable that replaces each of them."""
 
 ACCENT, FAINT, BAR, LINE, SOFT = VARIABLES
 
@@ -44,9 +44,9 @@ Chart = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A curve of points x and y, without those that are not finite, and its label in the legend.
+    """A curve of points (x, y) and its label in the legend. Points that are not finite are not drawn.
 
-    "main" has a marker at each point; "faint" is a thin line, of which long parts are averaged.
+    "main" has a marker at each point; "faint" is a thin line, which is averaged if it has many points.
     """
 
     label: str
@@ -55,9 +55,10 @@ class Series:
 
 
 def line_chart(title: str, series: Sequence[Series], *, show: Format, from_zero: bool = False) -> Chart:
-    """Draws curves over steps, later ones over earlier ones; `show` formats a value for display.
+    """Draws curves over steps, in the order of `series`; `show` formats a value for display.
 
-    Returns the `title`; `keys`, label and style of each of several curves; and `svg`, None without finite points.
+    Returns `title`; `keys`, the label and style of each curve if there are several; and `svg`, None without finite
+    points.
     """
     curves = [(curve, _thin_out(_finite(curve.points), curve.style)) for curve in series]
     curves = [(curve, points) for curve, points in curves if points]
@@ -88,9 +89,9 @@ def line_chart(title: str, series: Sequence[Series], *, show: Format, from_zero:
 
 
 def histogram(title: str, edges: Sequence[float], counts: Sequence[int], *, log: bool = False, noun: str = "") -> Chart:
-    """Draws bars of `counts` between `edges`, of which there is one more, and returns the `title` and `svg`.
+    """Draws one bar per count, between n + 1 `edges`, and returns the `title` and `svg`.
 
-    Edges increase; they are decimal logarithms if `log`. `noun` is what is counted, plural.
+    Edges increase; they are decimal logarithms if `log`. `noun` names the counted objects, in the plural.
     """
     limits = [10.0**edge if log else edge for edge in edges]
 
@@ -122,7 +123,7 @@ def _finite(points: Sequence[Point]) -> list[Point]:
 
 
 def _thin_out(points: list[Point], style: str) -> list[Point]:
-    """Returns at most :data:`POINTS_MAX` points: means of neighbors or, with markers, a selection with the last one."""
+    """Returns at most :data:`POINTS_MAX` points: means of neighbors or, for "main", a subset with the last point."""
     n = math.ceil(len(points) / POINTS_MAX)
     if n <= 1:
         return points
@@ -133,15 +134,17 @@ def _thin_out(points: list[Point], style: str) -> list[Point]:
 
 
 def _add_readouts(axes: Axes, limits: Sequence[Point], texts: Sequence[str]) -> dict[str, str]:
-    """Adds areas that show a text while the pointer is over them. Returns the text of each by its name in the SVG."""
+    """Adds areas that show a text while the pointer is over them. Returns the texts by the areas' names in the SVG."""
     for i, (left, right) in enumerate(limits):
         axes.axvspan(left, right, alpha=0, linewidth=0, gid=f"at-{i}")
     return {f"at-{i}": text for i, text in enumerate(texts)}
 
 
 def _svg(title: str, draw: Callable[[Axes], dict[str, str]]) -> Html:
-    """Draws a chart, by `draw` on the axes, which returns the texts to show, by the name of an element.
-    Equal charts give equal SVG."""
+    """Draws a chart as SVG, deterministically.
+
+    `draw` draws on the axes, and returns the texts to show while hovering, by the name of an element.
+    """
     require("matplotlib")
     import matplotlib as mpl
     from matplotlib.figure import Figure

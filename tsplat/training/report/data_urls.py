@@ -1,4 +1,4 @@
-"""Images inside a page, as JPEG data URLs of bounded size, and images of error and depth."""
+"""JPEG data URLs of bounded size for images in a page, and images of error and depth."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 QUALITY, SHRINK_MAX, SIDE_MIN = 87, 0.9, 16
-"""JPEG quality; the weakest factor by which images shrink until they fit; the side at which that ends."""
+"""JPEG quality; maximum factor of each reduction, until images fit into their budget; minimum side in pixels."""
 
 ERROR_GAIN = 4
-"""Absolute error of 1 / this is the brightest color."""
+"""Factor of the absolute error in error images."""
 
 EncodedImage = dict[str, Any]
 """The `url` of an image, and its `width` and `height` in pixels."""
 
 
 def encode_images(images: Sequence[tuple[Image, int]], budget: int) -> list[EncodedImage]:
-    """Encodes RGB images with a longer side of at most the given one, all smaller if they exceed a budget.
-    The budget is the length of all URLs in bytes; only images of :data:`SIDE_MIN` pixels may exceed it."""
+    """Encodes RGB images, downscaled so that the longer side of each is at most the given one.
+
+    If all URLs together are longer than `budget` bytes, all images are reduced further, down to :data:`SIDE_MIN`.
+    """
     factor = 1.0
     while True:
         encoded = [_encode(image, max(SIDE_MIN, int(factor * side))) for image, side in images]
@@ -54,14 +56,14 @@ def to_pillow(pixels: Tensor) -> Image:
 
 
 def error_image(target: Tensor, rendered: Tensor) -> Image:
-    """Returns the absolute error of images [H, W, 3] uint8, averaged over RGB, times :data:`ERROR_GAIN`, as colors."""
+    """Returns the absolute error of images [H, W, 3] uint8, averaged over RGB, times ERROR_GAIN, with a color map."""
     difference = target.cpu().short().sub_(rendered.cpu()).abs_().sum(-1)
     levels = (ERROR_GAIN * difference / 3).round().clamp(0, 255).long()
     return to_pillow(apply_colormap(torch.arange(256, dtype=torch.float32, device="cpu")[None] / 255)[0][levels])
 
 
 def depth_image(gaussians: Gaussians, camera: Camera, side: int, *, backend: Backend = "auto") -> Image:
-    """Renders the depth of a view, bright is near, so that its longer side has at most `side` pixels."""
+    """Renders the depth of a view, where bright is near, with at most `side` pixels along the longer side."""
     small = resize_camera(camera, side)
     return to_pillow(to_bytes(next(render_frames(gaussians, [small], show="depth", backend=backend))))
 

@@ -1,4 +1,4 @@
-"""Numbers as the page of a run shows them; a dash for what is missing or not finite."""
+"""Formats numbers for the report of a run; missing numbers, and numbers that are not finite, become a dash."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def fixed(value: Any, spec: str, scale: float = 1.0) -> str:
 
 
 def decibels(value: Any, *, infinite: bool = True) -> str:
-    """Formats a PSNR; null in `metrics.json` is that of equal images, if the metrics have one."""
+    """Formats a PSNR. None is the infinite PSNR of equal images in `metrics.json`; if not `infinite`, it is missing."""
     return "∞" if value is None and infinite else fixed(value, ".2f")
 
 

@@ -36,16 +36,16 @@ REPORT = "report.html"
 TEMPLATE = Path(__file__).with_name("report.html")
 
 VIEWS = 12
-"""Number of views with images, without an option."""
+"""Default number of views with images."""
 
 IMAGES_MAX = 4_000_000
-"""Maximum size of all images in bytes; the page without them is smaller than a megabyte."""
+"""Maximum size of all images of views in bytes; the page without images is smaller than a megabyte."""
 
 PATCHES, PATCH_SIDE, PATCHES_MAX = 8, 160, 400_000
-"""Number of the worst patches, their side in pixels, and the maximum size of their images, which come on top."""
+"""Number of the worst patches, their side in pixels, and the maximum size of their images, not part of IMAGES_MAX."""
 
 LARGE, SMALL = 960, 640
-"""Longer side in pixels of the images of the first three views, and of others. Error and depth have half of it."""
+"""Longer side of images in pixels, of the first N_LARGE views and of others. Error and depth have half of it."""
 
 N_LARGE = 3
 
@@ -55,9 +55,9 @@ class ShownView:
     """A view with images [H, W, 3] uint8.
 
     Attributes:
-        row: Its entry among the views of ``metrics.json``.
-        camera: For its depth; None if it is not known.
-        remark: Its place among all views, such as "worst"; empty for most.
+        row: Entry of the view in ``metrics.json``.
+        camera: Camera from which depth is rendered; None if it is not known.
+        remark: "worst", "median" or "best" among all views; otherwise empty.
     """
 
     row: dict[str, Any]
@@ -69,13 +69,13 @@ class ShownView:
 
 @dataclasses.dataclass(eq=False)
 class RunPage:
-    """Contents of the page of a run. Whatever is unknown is empty or None.
+    """Contents of the report of a run. Whatever is unknown is empty or None.
 
     Attributes:
-        metrics, rows: The contents of ``metrics.json``, and its `views`, metrics of single views.
-        is_test: Whether these are test views; otherwise they are training views.
+        metrics, rows: The contents of ``metrics.json``, and its `views`, the metrics of each view.
+        is_test: Whether the views are test views; otherwise they are training views.
         history: Metrics over the steps.
-        gaussians: The model, on the device to render depth on.
+        gaussians: The model, on the device on which depth is rendered.
         model_bytes: Size of ``point_cloud.ply``.
         sessions: As in ``run.json``.
         notes: Missing parts, one sentence each.
@@ -96,7 +96,9 @@ class RunPage:
 
 def choose_views(psnrs: Sequence[float | None], n: int = VIEWS) -> list[tuple[int, str]]:
     """Selects at most n views: the worst, the median and the best, then others. Returns their indices and remarks.
-    A PSNR of None is infinite."""
+
+    A PSNR of None is infinite.
+    """
     values = [math.inf if psnr is None else -math.inf if math.isnan(psnr) else psnr for psnr in psnrs]
     order = sorted(range(len(values)), key=lambda i: (values[i], i))
     if len(order) < 2:
@@ -118,7 +120,7 @@ def shown_views(
 ) -> list[ShownView]:
     """Returns at most n views of an evaluation to show, with their rows of ``metrics.json``. A collective call.
 
-    If the evaluation was in a local `frame`, their cameras are in that of its model.
+    Cameras of the evaluation are in the local `frame`; returned cameras are in the frame of the model.
     """
     frame = frame or LocalFrame()
     chosen = choose_views([score.psnr for score in evaluation], n)
@@ -130,10 +132,10 @@ def shown_views(
 
 
 def write_page(path: str | os.PathLike[str], page: RunPage) -> int:
-    """Writes the page of a run, atomically.
+    """Writes the report of a run atomically.
 
     Returns:
-        Its size in bytes.
+        Size of the page in bytes.
 
     Raises:
         MissingExtraError: Pillow or Matplotlib is not installed.
@@ -148,13 +150,13 @@ def write_page(path: str | os.PathLike[str], page: RunPage) -> int:
 
 
 def render_page(page: RunPage) -> Html:
-    """Returns the page of a run as HTML. Equal runs give equal pages."""
+    """Returns the report of a run as HTML. Equal runs give equal pages."""
     template = TEMPLATE.read_text(encoding="utf-8")
     script = template.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     gaussians = None if page.gaussians is None else drop_invalid(page.gaussians, lambda _: None)
     kind, views = "test" if page.is_test else "training", _views(page, gaussians)
-    # Drawings, such as those of the demo, have no folder that a configuration names.
+    # Only a RunConfig names a folder of photographs; target images of the demo are rendered.
     original = "photograph" if isinstance(page.config, RunConfig) else "target"
     values = {
         "title": f"{page.name} - tsplat report",
@@ -177,13 +179,13 @@ def render_page(page: RunPage) -> Html:
         "times": sections.times(page.sessions),
         "commands": sections.commands(page.sessions),
     }
-    # The size is stated with as many characters as here.
+    # The page states its own size, in as many characters as the placeholder "0.00".
     size = len(fill(template, values).encode())
     return fill(template, {**values, "size": f"{size / 1e6:.2f}"})
 
 
 def _quality(page: RunPage, gaussians: Gaussians | None) -> dict[str, Any] | None:
-    """Returns metrics of regions, floaters and the worst patches of the shown views, as values of the template."""
+    """Returns template values for the shown views: metrics of regions, floaters and the worst patches."""
     if not page.shown:
         return None
     images = [(view.target, view.rendered) for view in page.shown]
@@ -199,7 +201,7 @@ def _quality(page: RunPage, gaussians: Gaussians | None) -> dict[str, Any] | Non
 
 
 def _views(page: RunPage, gaussians: Gaussians | None) -> list[dict[str, Any]]:
-    """Encodes the images of all shown views, within :data:`IMAGES_MAX`, as values of the template."""
+    """Returns template values for the images of all shown views, encoded within :data:`IMAGES_MAX` bytes."""
     backend = "auto" if page.config is None else page.config.backend
     images: list[dict[str, tuple[Image, int]]] = []
     for i, view in enumerate(page.shown):

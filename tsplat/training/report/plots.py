@@ -1,4 +1,4 @@
-"""Images that summarize a run: a contact sheet of views, the PSNR curve, a view beside its rendering."""
+"""Images that summarize a run: a contact sheet of views, the PSNR curve, and views beside their renderings."""
 
 import os
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def write_side_by_side(path: str | os.PathLike[str], score: Score) -> None:
 
 
 def evenly_spaced(values: Sequence[T]) -> list[T]:
-    """Selects the views or scores shown on a contact sheet: at most six, from the first to the last."""
+    """Returns at most six values, evenly spaced from the first to the last, for a contact sheet."""
     chosen = np.linspace(0, len(values) - 1, min(VIEWS_MAX, len(values))).round().astype(int)
     return [values[i] for i in chosen]
 
@@ -73,8 +73,10 @@ def write_contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], re
 
 
 def write_psnr_curve(path: str | os.PathLike[str], history: History) -> None:
-    """Writes a PNG that plots PSNR over steps: of single training views, and the mean of the held-out views.
-    If the number of Gaussians changes, it is plotted too."""
+    """Writes a PNG that plots the PSNR of training views and the mean PSNR of the held-out views over steps.
+
+    If the number of Gaussians changes, it is plotted, too.
+    """
     require("matplotlib")
     from matplotlib.figure import Figure
 

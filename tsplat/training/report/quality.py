@@ -1,4 +1,4 @@
-"""Locates the errors of a model: metrics of regions of images, the worst patches, and floaters."""
+"""Locates errors of a model: metrics of image regions, the worst patches, and floaters."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from ...scene.gaussians import Gaussians
 from ...scene.sh_colors import sh_of_colors
 
 REGIONS = ("sharp", "flat", "border")
-"""The third of the pixels with the largest gradients of brightness; the others; and, apart from both, the border."""
+"""Regions of an image: the border; inside of it, the pixels with the largest brightness gradients; and all others."""
 
 SHARP, BORDER = 1 / 3, 16
-"""Part of the pixels that is sharp; the border is the shorter side over this wide."""
+"""Fraction of the pixels inside the border that are sharp; ratio of the shorter side to the width of the border."""
 
 PATCH, PATCH_MIN, PER_VIEW = 4, 16, 2
-"""A patch is the shorter side over this wide, at least so many pixels; number of patches of a view that are shown."""
+"""Ratio of the image's shorter side to that of a patch, minimum side of a patch, and maximum number per view."""
 
 FLOATING = 0.8
-"""A Gaussian floats in a view if its depth is less than this part of the expected depth at its center."""
+"""A Gaussian floats in a view if its depth is less than this fraction of the expected depth at its center."""
 
 
 class RegionScore(NamedTuple):
@@ -52,7 +52,7 @@ class Patch(NamedTuple):
 
 
 def region_masks(target: Tensor) -> dict[str, Tensor]:
-    """Returns a mask of each of :data:`REGIONS` of a photograph [H, W, 3] uint8, [H, W] bool."""
+    """Returns the mask, [H, W] bool, of each of :data:`REGIONS` of a photograph [H, W, 3] uint8."""
     brightness = target.float().mean(-1)
     strength = torch.stack(torch.gradient(brightness)).square().sum(0)
     margin = max(1, min(brightness.shape) // BORDER)
@@ -66,7 +66,7 @@ def region_masks(target: Tensor) -> dict[str, Tensor]:
 def score_regions(target: Tensor, rendered: Tensor) -> dict[str, RegionScore]:
     """Compares a rendering with its photograph, both [H, W, 3] uint8, region by region.
 
-    SSIM is the mean over the windows inside the image whose center is in the region, so that the border has few.
+    SSIM is the mean over windows that lie inside the image and have their center in the region; the border has few.
     """
     x, y = rendered.float() / 255, target.float() / 255
     squares, similarity, radius = (x - y).square().mean(-1), ssim_map(x, y), len(SSIM_TAPS) // 2
@@ -82,8 +82,7 @@ def score_regions(target: Tensor, rendered: Tensor) -> dict[str, RegionScore]:
 
 @in_full_precision
 def ssim_map(image: Tensor, target: Tensor) -> Tensor:
-    """Returns the SSIM of the windows inside of images [H, W, C] in [0, 1], as a mean over channels. [H - 10, W -
-    10]"""
+    """Returns the SSIM of each window inside images [H, W, C] in [0, 1], averaged over channels, [H - 10, W - 10]."""
     x, y = image.movedim(-1, 0), target.movedim(-1, 0)
     taps = torch.tensor(SSIM_TAPS, dtype=x.dtype, device=x.device)
     maps = torch.cat([x, y, x * x, y * y, x * y])[:, None]
@@ -111,7 +110,7 @@ def worst_patches(images: Sequence[tuple[Tensor, Tensor]], n: int) -> list[Patch
 
 @torch.no_grad()
 def floater_shares(gaussians: Gaussians, cameras: Sequence[Camera], backend: Backend = "auto") -> list[float]:
-    """Returns, for each camera, the share of all weights that Gaussians far in front of the expected depth have."""
+    """Returns, for each camera, the fraction of all rendering weights that belongs to floating Gaussians."""
     shares = []
     for camera in with_near_planes(cameras, gaussians.means):
         depth, _, meta = render_views(gaussians, [camera], render_mode="ED", backend=backend)

@@ -1,4 +1,4 @@
-"""Fills the sections of a run's page: computes the values of its template."""
+"""Computes the values of the report template, one function per section."""
 
 import dataclasses
 import json
@@ -25,20 +25,20 @@ BARS = 40
 """Number of bars of a histogram."""
 
 BEYOND = 0.001
-"""Share of the Gaussians, at either end, that the first or the last bar of a histogram includes."""
+"""Fraction of the Gaussians at each end of the range that the first and the last bar of a histogram collect."""
 
 PARTS = ("reading", "training", "evaluation", "saving", "viewing")
 """Parts of a run whose time is shown."""
 
 ROWS_SHORT = 14
-"""Number of views from which their table has a scroll bar of its own."""
+"""Maximum number of views whose table has no scroll bar."""
 
 METRICS = (("psnr", "PSNR, dB"), ("ssim", "SSIM"), ("lpips", "LPIPS"), ("seconds", "Time, ms"))
 """Columns of the table of views."""
 
 
 def header(name: str, config: Config | None, metrics: Values, notes: Sequence[str]) -> Values:
-    """Returns the title and what is missing."""
+    """Returns the title, a line about the run, and notes about missing parts."""
     scene = Path(config.scene).name if isinstance(config, RunConfig) else ""
     about = [f"Scene {scene}"] if scene else []
     if config is not None:
@@ -48,7 +48,7 @@ def header(name: str, config: Config | None, metrics: Values, notes: Sequence[st
             about.append(f"stopped after {steps:,.0f} of {config.steps:,} steps")
     left_out = metrics.get("left_out")
     if isinstance(left_out, list) and left_out:
-        about.append(f"{len(left_out)} photograph{'s' * (len(left_out) > 1)} with cameras far away left out")
+        about.append(f"{len(left_out)} photograph{'s' * (len(left_out) > 1)} with distant cameras left out")
     text = ", ".join(about)
     incomplete = {"notes": [{"note": note} for note in notes]} if notes else None
     return {"name": name, "about": text[:1].upper() + text[1:], "incomplete": incomplete}
@@ -108,7 +108,7 @@ def curves(history: History | None) -> Values | None:
 
 
 def table(rows: Sequence[Values], metrics: Values, shown: Sequence[Values], *, is_test: bool) -> Values | None:
-    """Returns a table of views, those with images linked to them."""
+    """Returns the table of views; views with images are linked to them."""
     if not rows:
         return None
     columns = [(key, label) for key, label in METRICS if any(key in row for row in rows)]
@@ -136,8 +136,9 @@ def quality(
 ) -> Values:
     """Returns metrics of regions, floaters, the gap between training and test views, and the worst patches.
 
-    `rows` are the views, each with the `scores` of its regions and, if it is known, the part of its weight that is
-    floating `in_front`. `images` are the original and the rendering of each patch.
+    `rows` are the views. `scores` has the metrics of the regions of each view, and `in_front` its fraction of floating
+    Gaussians, see :func:`.quality.floater_shares`; empty if unknown. `images` are the original and the rendering of
+    each patch.
     """
 
     def cells(scores: Sequence[dict[str, RegionScore]], in_front: Sequence[float]) -> list[Values]:
@@ -196,7 +197,8 @@ def configuration(config: Config | None) -> Values | None:
     if config is None:
         return None
     values, name = _one_level(to_json(config)), closest_preset(config)
-    # The length of a run scales the schedules of its preset. No views per step mean one per rank.
+    # The preset is that for the run's number of steps, but other numbers than the default count as changed. 0 views per
+    # step mean one per rank.
     each = 1 if config.views_per_step else 0
     base = dataclasses.replace(preset(name, config.steps), steps=RunConfig.steps, views_per_step=each)
     defaults = _one_level(to_json(base))
@@ -209,7 +211,7 @@ def configuration(config: Config | None) -> Values | None:
 
 
 def machine(sessions: Sequence[Values], metrics: Values) -> Values | None:
-    """Returns hardware and versions of the last session."""
+    """Returns the hardware and software versions of the last session."""
     last = sessions[-1] if sessions else {}
     hardware, software = (value if isinstance(value := last.get(key), dict) else {} for key in ("machine", "software"))
     cpu, cores, ranks = hardware.get("cpu"), hardware.get("cores"), to_float(hardware.get("ranks"))
@@ -229,7 +231,7 @@ def machine(sessions: Sequence[Values], metrics: Values) -> Values | None:
 
 
 def times(sessions: Sequence[Values]) -> Values | None:
-    """Returns seconds per part, of all sessions together."""
+    """Returns the duration of each part, summed over all sessions."""
     measured = [seconds for session in sessions if isinstance(seconds := session.get("seconds"), dict)]
     seconds_of = {part: [s for seconds in measured if (s := to_float(seconds.get(part))) is not None] for part in PARTS}
     total = {part: sum(values) for part, values in seconds_of.items() if values}
@@ -253,8 +255,8 @@ def commands(sessions: Sequence[Values]) -> list[Values]:
 def view(row: Values, remark: str, place: int, *, is_large: bool, images: Values) -> Values:
     """Returns a view with images: photograph and rendering under a slider, error and depth.
 
-    `row` are its metrics, `place` its number among those with images, from 1. One that is large takes the whole width.
-    `images` are the `target`, the image that was `rendered`, and `others` with labels.
+    `row` has the metrics of the view, and `place` its number among the views with images, from 1. A large view takes
+    the whole width. `images` are the `target`, the `rendered` image, and `others` with labels.
     """
     return {
         "view_name": row.get("name"),
@@ -269,19 +271,18 @@ def view(row: Values, remark: str, place: int, *, is_large: bool, images: Values
 
 
 def _metric(key: str, value: Any) -> str:
-    """Returns a metric of a view."""
     if key == "psnr":
         return decibels(value)
     return fixed(value, ".1f", 1000) if key == "seconds" else fixed(value, ".4f")
 
 
 def _datum(text: str, value: Any) -> Values:
-    """Returns a value and its text. Tables are sorted by the value; it is empty if it is not finite."""
+    """Returns a text and the value by which tables are sorted; it is empty unless it is finite."""
     return {"text": text, "raw": value if to_float(value) is not None else ""}
 
 
 def _log_histogram(title: str, values: np.ndarray) -> Values:
-    """Draws a histogram of logarithms; the first and the last bar include all that is beyond."""
+    """Draws a histogram of logarithms; the first and the last bar include all values beyond the range."""
     logs = np.log10(np.maximum(values, np.finfo(np.float64).tiny))
     low, high = (float(edge) for edge in np.quantile(logs, (BEYOND, 1 - BEYOND)))
     if high - low < 1e-3:
@@ -291,14 +292,13 @@ def _log_histogram(title: str, values: np.ndarray) -> Values:
 
 
 def _setting(value: Any) -> str:
-    """Formats a setting."""
     if value is None or value == "":
         return "none"
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _one_level(values: Values) -> Values:
-    """Returns settings on one level: those of the strategy get a prefix, without its kind, which the preset says."""
+    """Flattens settings: those of the strategy get a prefix. Its kind is left out, as the preset implies it."""
     flat = {key: value for key, value in values.items() if key != "strategy"}
     strategy = values.get("strategy") or {}
     return flat | {f"strategy.{key}": value for key, value in strategy.items() if key != "kind"}

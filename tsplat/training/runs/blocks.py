@@ -27,7 +27,7 @@ from .train import resume, train
 
 
 class BlockError(FileError):
-    """Blocks of a plan are not trained, or not to the end. ``blocks`` are their indices."""
+    """Some blocks of a plan are not trained to the end; ``blocks`` are their indices."""
 
     def __init__(self, message: str, blocks: Sequence[int]) -> None:
         super().__init__(message)
@@ -48,21 +48,21 @@ def train_blocks(
     stop_after: int | None = None,
     scene: str | None = None,
 ) -> None:
-    """Trains blocks one after another, each as a run of its own, in the folder of the plan.
+    """Trains blocks one after another, each as a separate run in the folder of the plan.
 
-    Blocks that are finished are skipped, and runs that were stopped or killed are resumed from their newest checkpoint.
+    Finished blocks are skipped, and runs that were stopped or killed are resumed from their newest checkpoint.
 
     Args:
         plan: Folder of a plan that ``tsplat blocks plan`` has written.
-        config: Settings of each run, or with `minutes` what returns them for a number of steps; the scene and the block
-            are filled in.
+        config: Settings of each run or, with `minutes`, a function that returns them for a number of steps. The scene
+            and the block are filled in.
         blocks: Indices of the blocks; None for all.
         minutes, stop_after: As in :func:`train`, for each block.
         scene: Path of the scene, if it has moved since it was planned.
 
     Raises:
-        ArgumentError: There is no such block, or a run was started with other settings.
-        FileError: There is no plan, or a run in its folder is of another plan or of another block.
+        ArgumentError: A block does not exist, or its run was started with other settings.
+        FileError: There is no plan, or a run in its folder belongs to another plan or another block.
         Interrupted, BackendError, DivergedError, MissingExtraError: See :func:`train`.
     """
     check_timing(config, minutes)
@@ -98,18 +98,18 @@ def train_blocks(
 
 
 def merge_blocks(plan: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
-    """Returns what the trained blocks of a plan keep, as one model in the frame of the plan.
+    """Merges the trained blocks of a plan into one model, in the frame of the plan.
 
-    Each keeps the Gaussians whose centers lie in its box, without the margin. One block is in memory at a time, beside
-    what was kept.
+    Each block contributes the Gaussians whose centers lie in its box, without the margin. Besides the result, only one
+    block is in memory at a time.
 
     Args:
         plan: Folder of the plan.
         warn: Called with a note about each damaged checkpoint that was skipped.
 
     Raises:
-        BlockError: Blocks are not trained, or not to the end; names all of them.
-        FileError: There is no plan, or a run in its folder is of another plan or of another block.
+        BlockError: Some blocks are not trained to the end; the message names them.
+        FileError: There is no plan, or a run in its folder belongs to another plan or another block.
         CheckpointError: A run has no valid checkpoint.
     """
     block_plan = read_plan(plan)
@@ -124,32 +124,34 @@ def merge_blocks(plan: str | os.PathLike[str], *, warn: Warn = warnings.warn) ->
         )
     kept = []
     for k in range(len(block_plan.blocks)):
-        # The rows that are kept are copies, so that those that are not can be freed.
+        # The cropped model is a copy, so that the full one can be freed.
         kept.append(crop_to_block(open_model(block_run(plan, k), warn=warn), block_plan, k))
     return merge_models(kept, warn=warn)
 
 
 def _check_runs(plan: str | os.PathLike[str], block_plan: BlockPlan, blocks: Iterable[int]) -> None:
-    """Raises FileError unless the runs in the folders of blocks are of these blocks and of this plan."""
+    """Raises FileError if a run in the folder of a block belongs to another block or another plan."""
     for k in blocks:
         run = block_run(plan, k)
         if not _is_started(run):
             continue
         block = _block_of(run)
         if block is None:
-            problem = "is not of a block"
+            problem = "does not belong to a block"
         elif block["index"] != k:
-            problem = f"is of block {block['index']}, not of block {k}"
+            problem = f"belongs to block {block['index']}, not to block {k}"
         elif block["plan"] not in (None, digest(block_plan)):
-            problem = "is of another plan"
+            problem = "belongs to another plan"
         else:
             continue
         raise FileError(f"{run}: the run in this folder {problem}; move it away, and train block {k} here")
 
 
 def _block_of(run: Path) -> dict[str, Any] | None:
-    """Returns the index of the block that a run trains on, and the digest of its plan, None if it is unknown; None for
-    a run that is not of a block."""
+    """Returns the `index` of the block that a run trains, and the digest of its `plan`, None if it is unknown.
+
+    Returns None for a run that does not train a block.
+    """
     recorded: dict[str, Any] = {}
     if has_checkpoints(run):
         _, config, figures = read_newest_settings(run)
@@ -171,7 +173,7 @@ def _is_started(run: Path) -> bool:
 
 
 def _is_finished(run: Path) -> bool:
-    """Returns whether the results of a run are those of its last step."""
+    """Returns whether a run has written the results of its last step."""
     if not ((run / CONFIG).is_file() and (run / METRICS).is_file()):
         return False
     steps: int = read_config(run / CONFIG).steps

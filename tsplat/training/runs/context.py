@@ -1,4 +1,4 @@
-"""Context managers that last as long as a run: heartbeats, the lock of its folder, deterministic algorithms."""
+"""Context managers of a run: heartbeats, the lock of its folder, deterministic algorithms, and ``config.json``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .run_checkpoints import has_checkpoints
 T = TypeVar("T")
 
 MODULES = ("PIL", "matplotlib", "pycolmap", "rich", "scipy")
-"""Optional modules that every run needs."""
+"""Optional dependencies that every run imports."""
 
 
 def require_extras(config: RunConfig | None = None, *, lpips: str | None = None, view: bool = False) -> None:
-    """Raises MissingExtraError, before any work, unless all optional modules of a run or of its evaluation exist."""
+    """Raises MissingExtraError if an optional dependency of a run or of its evaluation is missing; called first."""
     logging = [] if config is None else [name for name in ("tensorboard", "wandb", "trackio") if getattr(config, name)]
     viewer = [module for module in VIEWER_MODULES if module not in MODULES] if view else []
     require(*MODULES, *logging, *(["torchmetrics", "torchvision"] if lpips is not None else []), *viewer)
@@ -37,7 +37,7 @@ def require_extras(config: RunConfig | None = None, *, lpips: str | None = None,
 
 @contextlib.contextmanager
 def rank_context(ranks: RankGroup) -> Iterator[None]:
-    """Sends heartbeats to the other ranks, and lets only rank 0 print."""
+    """Context manager that sends heartbeats to the other ranks, and lets only rank 0 print."""
     with contextlib.ExitStack() as stack:
         if not ranks.is_main:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
@@ -46,7 +46,7 @@ def rank_context(ranks: RankGroup) -> Iterator[None]:
 
 
 def on_main(ranks: RankGroup, function: Callable[[], T]) -> T:
-    """Returns the result of a function that only rank 0 calls. An OSError is raised on every rank."""
+    """Calls a function on rank 0 only, and returns its result on every rank. An OSError is raised on every rank."""
     result: T | OSError | None = None
     if ranks.is_main:
         try:
@@ -61,10 +61,10 @@ def on_main(ranks: RankGroup, function: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[None]:
-    """Locks the folder of a run. A collective call.
+    """Context manager that locks the folder of a run. A collective call.
 
-    Raises FileError on every rank if another process uses the folder; if the run is `new`, also if it contains a run
-    with checkpoints, or results that are not those of a run.
+    Raises FileError on every rank if another process uses the folder or, for a `new` run, if the folder contains a run
+    with checkpoints, or files with the names of results that no run has written.
     """
     with contextlib.ExitStack() as stack:
         problem = None
@@ -88,13 +88,13 @@ def _occupied(folder: Path) -> str | None:
         return f"{folder}: contains the checkpoints of another run; resume it by {resume}, or choose another folder"
     foreign = sorted(name for name in RUN_RESULTS if os.path.lexists(folder / name))
     if foreign and not (folder / SESSIONS).is_file():
-        return f"{folder}: {foreign[0]} would be replaced, which no run here has written; choose another folder"
+        return f"{folder}: {foreign[0]} would be overwritten, but was not written by a run; choose another folder"
     return None
 
 
 @contextlib.contextmanager
 def deterministic(config: RunConfig) -> Iterator[None]:
-    """Uses PyTorch's deterministic algorithms inside the block if the configuration asks for them."""
+    """Context manager that enables PyTorch's deterministic algorithms if `config.deterministic` is set."""
     before = torch.get_deterministic_debug_mode()
     # torch.use_deterministic_algorithms would import torch._inductor, which takes seconds.
     torch.set_deterministic_debug_mode("error" if config.deterministic else before)
@@ -106,7 +106,7 @@ def deterministic(config: RunConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_config(config: RunConfig, folder: Path, ranks: RankGroup) -> Iterator[None]:
-    """Writes ``config.json``, so that a run that is killed can be started again; an error restores what was there."""
+    """Writes ``config.json``, from which a killed run can be started again. An error in the block restores the file."""
     path = folder / CONFIG
     if not ranks.is_main:
         yield

@@ -1,4 +1,4 @@
-"""The demo: trains on a procedural scene, which needs no data, in under a minute on two cores."""
+"""The demo: trains on a procedural scene, without data, in under a minute on two cores."""
 
 import dataclasses
 import os
@@ -22,7 +22,7 @@ from .sessions import RunSession
 from .train import fit_and_report
 
 SHORT_RUN = Config(means_rate=1e-3, scales_rate=2.2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2, shN_rate=1.5e-3)
-"""Learning rates for about a thousand steps; the defaults of :class:`Config` are meant for 30,000."""
+"""Learning rates for about a thousand steps; the defaults of :class:`Config` are designed for 30,000."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Size:
         sh_degree: Highest degree of spherical harmonics.
         steps: Optimizer steps.
         frames: Number of frames of the turntable.
-        frame_scale: Width of the turntable over the width of the images.
+        frame_scale: Ratio of the turntable's width to that of the images.
     """
 
     width: int
@@ -61,7 +61,7 @@ def demo(
     steps: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Trains on a procedural scene, from a noisy and coarse point cloud; needs no data.
+    """Trains on a procedural scene, from a noisy and coarse point cloud; requires no data.
 
     Writes ``contact_sheet.png``, ``curve.png``, ``turntable.gif``, ``metrics.json``, ``point_cloud.ply``, ``run.json``
     and ``report.html``.

@@ -1,4 +1,4 @@
-"""Training in one call, without a folder."""
+"""Training in one call, without a run folder."""
 
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -19,7 +19,14 @@ def fit(
     on_step: OnStep | None = None,
     view: ViewOptions | None = None,
 ) -> Gaussians:
-    """Trains for all steps with a :class:`Trainer`, and closes its viewer, if there is one.
+    """Trains Gaussians on views for all steps, with a :class:`Trainer`.
+
+    Args:
+        gaussians: The initial Gaussians; not modified.
+        views: Training views, on the Gaussians' device.
+        config: Settings of training; None for the defaults.
+        on_step: Called after each step; returning True ends training.
+        view: Options of a viewer that shows the training in web browsers; None for no viewer.
 
     Returns:
         The Gaussians after the last step, detached.

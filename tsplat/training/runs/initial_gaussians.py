@@ -36,13 +36,13 @@ from .run_checkpoints import read_newest_settings
 from .scenes import Description, find_moved, read_block, relative_path, saved_frame
 
 SKY_RADIUS = 20.0
-"""Radius of the sphere of the sky over the extent of the cameras, or half of this over that of the points."""
+"""Radius of the sky's sphere, in units of the scene's extent; at least half of this in units of the points' extent."""
 
 SKY_OPACITY = 0.9
 """Initial opacity of the Gaussians of the sky."""
 
 SHOWN_MIN = 0.01
-"""Below this mean share of the centers in images, a note says that the model may be in another frame."""
+"""Mean fraction of the Gaussians in a view below which a note says that the model may be in another frame."""
 
 
 def initial_gaussians(
@@ -50,8 +50,8 @@ def initial_gaussians(
 ) -> Gaussians:
     """Returns the initial Gaussians of a run; with `ranks`, those that this rank holds.
 
-    They are those of `model`, the result of :func:`read_initial_model`, or, if it is None, one for each sparse point
-    and those of the sky. If there are more points than Gaussians are allowed, a random subset is used.
+    They are `model`, the result of :func:`read_initial_model`, or, if it is None, one Gaussian per sparse point and
+    those of the sky. If there are more points than `max_gaussians` allows, a random subset is used.
     """
     if model is not None:
         shard = model.select(rows_of_rank(config, ranks or RankGroup())(len(model)))
@@ -86,15 +86,16 @@ def initial_gaussians(
 
 @torch.no_grad()
 def sky_gaussians(views: Sequence[View], points: torch.Tensor, n: int, sh_degree: int) -> Gaussians:
-    """Returns those of n Gaussians, evenly spaced on a sphere around sparse points [P, 3], that training views show.
+    """Returns Gaussians on a sphere around sparse points [P, 3], for the sky.
 
-    Their color is a mean of that in these views.
+    `n` Gaussians are evenly spaced on the sphere. Those that no training view shows are removed; the others have their
+    mean color in these views.
     """
     poses = torch.stack([view.camera.viewmat for view in views]).to(points)
     center = centers(poses).mean(0)
     farthest = float((points - center).norm(dim=-1).quantile(0.9))
     radius = max(SKY_RADIUS * scene_extent(views), SKY_RADIUS / 2 * farthest)
-    # A Fibonacci lattice: equal areas, and turns by the golden angle.
+    # A Fibonacci lattice: points of equal areas, rotated by the golden angle from one to the next.
     i = torch.arange(n, device=points.device, dtype=points.dtype)
     height = 1 - (2 * i + 1) / n
     angle = math.pi * (3 - math.sqrt(5)) * i
@@ -116,7 +117,7 @@ def sky_gaussians(views: Sequence[View], points: torch.Tensor, n: int, sh_degree
 
 
 def check_models(config: RunConfig) -> None:
-    """Raises FileError, before any work, if there is nothing at the path of a model to start from."""
+    """Raises FileError if a model to start from does not exist; called before any work."""
     for path in config.init:
         check_possible(path)
         if not os.path.exists(path):
@@ -126,13 +127,14 @@ def check_models(config: RunConfig) -> None:
 def read_initial_model(config: RunConfig, capture: Capture) -> Gaussians | None:
     """Reads and merges the models that a run starts from. Prints notes about them.
 
-    Invalid Gaussians are left out; of a block, those that are neither in it and its margin nor in its views.
+    Invalid Gaussians are left out. A run on a block also leaves out Gaussians that are outside the block and its
+    margin, and not in its views.
 
     Returns:
         Gaussians on the CPU, in the frame of the model; None for a run that starts from points.
 
     Raises:
-        ArgumentError: There are no Gaussians, or 2D ones instead of 3D ones or the other way around.
+        ArgumentError: There are no Gaussians, or they are 2D although the settings are for 3D, or vice versa.
         FileError: A model cannot be read, or no training view shows it.
         CheckpointError, MissingExtraError, UnsupportedError: See :func:`tsplat.scene.open_model`.
     """
@@ -148,7 +150,7 @@ def read_initial_model(config: RunConfig, capture: Capture) -> Gaussians | None:
         how = f"use primitive {kind} (--primitive {kind})" if kind == "2dgs" else "train 3D Gaussians, without 2dgs"
         raise ArgumentError(f"primitive: {names} has {kind[0].upper()}D Gaussians, found {config.primitive!r}; {how}")
     if config.antialiased and not model.antialiased:
-        _print_note(f"{names} was not trained for antialiased rendering, which the settings ask for; it looks softer")
+        _print_note(f"{names} was not trained for antialiased rendering, which the settings enable; it looks softer")
     if config.sh_degree is not None:
         model = set_sh_degree(model, config.sh_degree)
     cameras = [view.camera for view in capture.train]
@@ -156,8 +158,8 @@ def read_initial_model(config: RunConfig, capture: Capture) -> Gaussians | None:
     share = visible_share(local.means.to(cameras[0].viewmat), cameras, RankGroup())
     if share == 0:
         raise FileError(
-            f"{names}: no training view shows it; a model must be in the frame in which this run writes its own, that "
-            "of the scene's files unless world.json says another; to move it: tsplat edit --transform"
+            f"{names}: no training view shows it; a model must be in the frame of this run's results, which is that of "
+            "the scene's files unless world.json says otherwise; to move it: tsplat edit --transform"
         )
     if share < SHOWN_MIN:
         _print_note(f"{names}: a training view shows {share:.2%} of its Gaussians on average; check its frame")
@@ -166,7 +168,7 @@ def read_initial_model(config: RunConfig, capture: Capture) -> Gaussians | None:
 
 
 def _read(path: str, frame: LocalFrame) -> Gaussians:
-    """Reads a model; that of another run is moved to the frame of this run's models."""
+    """Reads a model. A model of another run is moved to the frame of this run's results."""
     model = open_model(path, warn=_print_note)
     if not is_run(path):
         return model
@@ -179,7 +181,7 @@ def _read(path: str, frame: LocalFrame) -> Gaussians:
 
 
 def _select_block(model: Gaussians, local: Gaussians, views: Sequence[View], plan: BlockPlan, block: int) -> Gaussians:
-    """Returns the Gaussians that lie in a block and its margin, or in an image of its views."""
+    """Returns the Gaussians that lie in a block or its margin, or that project into one of its views."""
     inside = plan.contains(block, model.means, expanded=True)
     for view in views:
         inside |= project_points(view.camera, local.means.to(view.camera.viewmat))[-1].to(inside.device)
@@ -188,7 +190,7 @@ def _select_block(model: Gaussians, local: Gaussians, views: Sequence[View], pla
 
 
 def keep_frozen(capture: Capture, config: RunConfig, model: Gaussians | None, ranks: RankGroup) -> Capture:
-    """Returns the capture with the frozen tensors of this rank's rows of the model, which are written as they were."""
+    """Returns the capture with this rank's rows of the frozen tensors, which the run writes unchanged."""
     if model is None or not config.freeze:
         return capture
     frozen = {name for group in config.freeze for name in FROZEN_NAMES[group]}
@@ -198,7 +200,7 @@ def keep_frozen(capture: Capture, config: RunConfig, model: Gaussians | None, ra
 
 
 def describe_model(model: Gaussians | None) -> Description:
-    """Returns ``init``: number and SHA-256 of the Gaussians that a run starts from. Empty for a run from points."""
+    """Returns ``init``, the number and SHA-256 of the Gaussians of an initial model; empty for a run from points."""
     if model is None:
         return {}
     digest = hashlib.sha256()
@@ -208,15 +210,15 @@ def describe_model(model: Gaussians | None) -> Description:
 
 
 def relative_models(config: RunConfig, folder: Path) -> list[str | None]:
-    """Returns the paths of the models relative to the folder of the run; None for one on another drive."""
+    """Returns the paths of the initial models relative to the folder of the run; None for a path on another drive."""
     return [relative_path(path, folder) for path in config.init]
 
 
 def locate_models(config: RunConfig, saved: dict[str, Any], folder: Path) -> RunConfig:
-    """Returns the configuration of a run with the current paths of the models that it started from.
+    """Returns the configuration of a run with the current paths of its initial models.
 
-    `saved` are the checkpoint's values about the scene, empty if there is none, and `folder` the run's current folder.
-    Raises FileError if a model is neither at its absolute path nor at its path relative to the run.
+    `saved` is the checkpoint's :func:`.scenes.scene_to_save`, empty if there is no checkpoint, and `folder` the run's
+    current folder. Raises FileError if a model is neither at its absolute path nor at its path relative to the run.
     """
     relatives = saved.get("init_paths") or [None] * len(config.init)
     located = [

@@ -1,4 +1,4 @@
-"""Shows a training in web browsers while it runs."""
+"""A live view of training in web browsers."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ from .sessions import RunSession
 
 
 def check_view(options: ViewOptions | None, world_size: int) -> None:
-    """Checks that a training can be shown: on an address of this computer, by one rank, and with viser."""
+    """Checks that training can be shown: there is one rank, viser is installed, and the address is of this computer."""
     if options is not None:
         LiveView.check_ranks(world_size)
         require(*MODULES)
@@ -33,21 +33,21 @@ def check_view(options: ViewOptions | None, world_size: int) -> None:
 
 
 class LiveView(Observer):
-    """Shows a training in web browsers. Images are rendered in the training thread, between steps.
+    """Shows training in web browsers. Images are rendered in the training thread, between steps.
 
     Args:
         gaussians: The initial Gaussians.
         views: Training views.
         config: Number of steps, background and backend.
         options: Options of the viewer.
-        test_views: Held-out views, to look at only.
-        name: Name to show.
+        test_views: Held-out views, whose cameras are shown, too.
+        name: Name of the model in the viewer.
         step: Number of steps taken.
-        folder: Folder that the page writes to, and reads from.
+        folder: Folder that the viewer writes to and reads from.
         frame: The local frame of Gaussians and views; pages show the frame of the model.
 
     Attributes:
-        training: State that the training and its pages share.
+        training: State that training and its pages share.
         check: Called while training is paused; raises an exception to end the pause.
         url: Address of the page for a browser on this computer.
 
@@ -91,9 +91,7 @@ class LiveView(Observer):
 
     def print_address(self) -> None:
         """Prints the address of the page that shows the training."""
-        print_address(
-            self._viewer, self._options.port, "the training", state=", paused" if self._options.paused else ""
-        )
+        print_address(self._viewer, self._options.port, "training", state=", paused" if self._options.paused else "")
 
     @staticmethod
     def check_ranks(world_size: int) -> None:
@@ -116,7 +114,7 @@ class LiveView(Observer):
         self.training.between_steps(step, self._frame.gaussians_of_model(gaussians), self.check)
 
     def after_step(self, progress: Progress) -> None:
-        """Records every tenth step for the plots, and each that is taken alone."""
+        """Records every tenth step for the plots, and each step while training is paused."""
         self.training.step = progress.step
         if progress.step in (1, progress.steps) or progress.step % History.EVERY == 0 or self.training.paused:
             self.training.record(progress.step, float(progress.loss), float(progress.psnr), progress.n_gaussians)
@@ -126,11 +124,11 @@ class LiveView(Observer):
         self.training.serve(self._frame.gaussians_of_model(gaussians))
 
     def finish(self, gaussians: Gaussians, result: str = "") -> None:
-        """Closes the viewer after the last step; with ``options.stay``, after Ctrl-C.
+        """Closes the viewer after the last step or, with ``options.stay``, after Ctrl-C.
 
         Args:
             gaussians: The final Gaussians.
-            result: Command that shows the result later, for the pages.
+            result: Message for the pages, with the command that shows the result.
         """
         self.training.result = result
         if self._options.stay:
@@ -140,7 +138,7 @@ class LiveView(Observer):
         self.close(result)
 
     def close(self, message: str = "") -> None:
-        """Closes the viewer, after a message to the pages if there is one. They say that the connection is lost."""
+        """Closes the viewer. Pages show `message`, if it is not empty, and that the connection is lost."""
         if not self._closed:
             self._closed = True
             self.training.close()
@@ -156,10 +154,10 @@ def shown(
     stop: StopRequest,
     session: RunSession,
 ) -> Iterator[None]:
-    """Shows the training of a run inside the block, and prints where. Does nothing without options.
+    """Context manager that shows the training of a run and prints its address. Does nothing if `options` is None.
 
-    The trainer is new, or restored from a checkpoint, and gets the observer. `stop` ends a pause; `session` measures
-    the time for images and pauses.
+    The viewer is added to the trainer's observers. `stop` ends a pause; `session` measures the time of the viewer's
+    rendering and pauses.
     """
     if options is None:
         yield

@@ -1,4 +1,4 @@
-"""Observers that show and log the progress of training: in a terminal, TensorBoard, Weights & Biases, and Trackio."""
+"""Observers that report the progress of training: to a terminal, TensorBoard, Weights & Biases, and Trackio."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ LINES = 10
 """Number of lines that a run of a few minutes prints without a terminal."""
 
 LINE_SECONDS = 60
-"""Seconds after which a step is printed in any case."""
+"""Maximum seconds between printed lines."""
 
 LONG_SECONDS = 3600
-"""Remaining seconds from which a run on a CPU prints a hint; after `LINE_SECONDS`, as the first steps compile."""
+"""Remaining seconds above which a run on a CPU prints a hint, after LINE_SECONDS, as the first steps compile."""
 
-HINT = "hint: a run on a CPU takes less time with smaller photographs, as by --downscale 4, or with --minutes"
+HINT = "hint: to shorten a run on a CPU, use smaller photographs (such as --downscale 4), or --minutes"
 
 INTERVAL = 0.5
-"""Seconds after which a step is shown that is not one of every tenth. Reading its loss waits for the GPU."""
+"""Seconds after which a step other than every tenth is shown. Reading its loss waits for the GPU."""
 
 SMOOTHING = 0.8
-"""Weight of the previously shown PSNR in the next one."""
+"""Weight of the previously shown PSNR in the displayed moving average."""
 
 PROJECT = "tsplat"
 """Project of runs of Weights & Biases and Trackio, unless WANDB_PROJECT or TRACKIO_PROJECT names one."""
@@ -55,13 +55,13 @@ class ProgressDisplay(Observer):
 
     @contextlib.contextmanager
     def during(self, run: RunStart) -> Iterator[None]:
-        """Shows the steps that are taken in the block."""
+        """Shows the steps of the run while the block runs."""
         self._start, self._last = run.step, time.perf_counter()
         with (_bar if sys.stdout.isatty() else _lines)(run) as self._show:
             yield
 
     def after_step(self, progress: Progress) -> None:
-        """Shows the step if it is the first, the last or one of every tenth, or if the one before was long ago."""
+        """Shows the first, the last and every tenth step, and any step that follows the last shown one late."""
         now = time.perf_counter()
         is_slow = now - self._last > INTERVAL
         if is_slow or progress.step % History.EVERY == 0 or progress.step in (self._start + 1, progress.steps):
@@ -103,7 +103,7 @@ def _bar(run: RunStart) -> Iterator[Show]:
         TextColumn("training"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(), expand=True
     )
     task = bar.add_task("training", total=run.steps, completed=run.step)
-    # On a line of their own, as the bar would not fit beside them in 80 columns.
+    # Metrics are on a separate line, as they do not fit beside the bar in 80 columns.
     below = Text(no_wrap=True, overflow="ellipsis")
     with Live(Group(bar, below), console=Console()):
 
@@ -119,7 +119,7 @@ def _bar(run: RunStart) -> Iterator[Show]:
 def _lines(run: RunStart) -> Iterator[Show]:
     start, due, is_hinted = run.clock(), float(run.step), False
     printed = start
-    first: tuple[int, float] | None = None  # step and time, from which speed is measured: that step compiles kernels
+    first: tuple[int, float] | None = None  # step and time; speed excludes this step, which compiles kernels
 
     def show(step: int, metrics: str, device: torch.device) -> None:
         nonlocal due, printed, is_hinted, first
@@ -150,7 +150,7 @@ class MetricLog(Observer):
     _write: Callable[[dict[str, Any], int], object]
 
     def after_step(self, progress: Progress) -> None:
-        """Logs the step if it is one of every tenth."""
+        """Logs every tenth step."""
         if progress.step % History.EVERY == 0:
             metrics = {"loss": float(progress.loss), "psnr": float(progress.psnr), "gaussians": progress.n_gaussians}
             self._write({f"train/{name}": value for name, value in metrics.items()}, progress.step)
@@ -187,7 +187,7 @@ class ServiceLog(MetricLog):
         self._config = config
 
     def _start(self, module: str, **options: Any) -> Any:
-        """Starts the log of a module, or continues it. Raises MissingExtraError if the module is not installed."""
+        """Starts or continues a log with the module of a service. Raises MissingExtraError if it is not installed."""
         require(module)
         log = importlib.import_module(module).init(
             project=os.environ.get(f"{module.upper()}_PROJECT", PROJECT),
@@ -200,14 +200,14 @@ class ServiceLog(MetricLog):
 
 
 class WandbLog(ServiceLog):
-    """Logs to Weights & Biases, or, with WANDB_MODE=offline, to its files only.
+    """Logs to Weights & Biases or, with WANDB_MODE=offline, only to its local files.
 
-    ``wandb/`` in the folder of the run has the local files, and the id of the log.
+    ``wandb/`` in the folder of the run has the local files and the id of the log.
     """
 
     @contextlib.contextmanager
     def during(self, run: RunStart) -> Iterator[None]:
-        """Starts the log, or continues it. Raises MissingExtraError if wandb is not installed."""
+        """Starts or continues the log. Raises MissingExtraError if wandb is not installed."""
         file = self._folder / "wandb" / "id"
         log_id = file.read_text() if file.is_file() else None
         with self._start("wandb", dir=self._folder, id=log_id, resume="allow") as log:
@@ -222,7 +222,7 @@ class TrackioLog(ServiceLog):
 
     @contextlib.contextmanager
     def during(self, run: RunStart) -> Iterator[None]:
-        """Starts the log, or continues it. Raises MissingExtraError if trackio is not installed."""
+        """Starts or continues the log. Raises MissingExtraError if trackio is not installed."""
         log = self._start("trackio", resume="never" if run.step == 0 else "allow")
         try:
             yield

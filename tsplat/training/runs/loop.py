@@ -33,19 +33,19 @@ EVALUATIONS, CHECKPOINTS = 12, 4
 
 
 class RunLoop:
-    """Trains for the steps of a run in a folder, and keeps its history.
+    """Trains for the steps of a run in a folder, and records its history.
 
     `run` is the configuration to save in checkpoints; None for a run without checkpoints. `stop` is set by signals.
-    `scene` are JSON values about the scene for checkpoints. `resumed` are the JSON values (``figures``) of the
+    `scene` has JSON values about the scene for checkpoints. `resumed` has the JSON values (``figures``) of the
     checkpoint from which the trainer was restored.
 
     Attributes:
         history: Metrics so far.
         session: The session that measures the run.
-        seconds: Duration of the training so far, including earlier parts of a resumed run, without the time for images
-            and pauses of the viewer.
+        seconds: Duration of training so far, including earlier sessions of a resumed run, and excluding the viewer's
+            rendering and pauses.
         first_step: The step at which this process started.
-        frame: The local frame in which the trainer trains; by default that of the model.
+        frame: The local frame in which the trainer trains; by default the frame of the model.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RunLoop:
         return self.trainer.config if self._run_config is None else self._run_config
 
     def run(self, last: int) -> None:
-        """Trains until a step, or until a signal asks any rank to stop, and saves the last step.
+        """Trains until step `last`, or until a signal asks any rank to stop, and saves the last step.
 
         Raises Interrupted after a signal, and DivergedError if the loss, the gradients or the Gaussians are no longer
         finite; the last state is then saved under ``inspect/``.
@@ -125,7 +125,7 @@ class RunLoop:
         self.raise_if_stopped()
 
     def _after_step(self, progress: Progress) -> None:
-        """Warns, evaluates and saves if that is due."""
+        """Prints warnings, evaluates and saves, if due."""
         for warning in (progress.warning, self._monitor.check(progress)):
             if warning is not None:
                 self._warn(warning)
@@ -136,7 +136,7 @@ class RunLoop:
     def _complete_evaluation(self) -> None:
         """Evaluates the held-out views if that is due after this step. A signal ends the evaluation.
 
-        The first step after a resume completes what a signal ended.
+        A resumed run first completes an evaluation that a signal ended.
         """
         step = self.trainer.step
         is_due = step % self._eval_every == 0 and step < self.trainer.config.steps
@@ -153,7 +153,7 @@ class RunLoop:
     def raise_if_stopped(self) -> None:
         """Raises :class:`Interrupted` on every rank if a signal asked any rank to stop. A collective call.
 
-        Does nothing if there are no checkpoints: the results that are left to compute could not be computed later.
+        Does nothing for a run without checkpoints, as its results could not be computed later.
         """
         if self._run_config is None or not self.is_stopped():
             return
@@ -163,7 +163,7 @@ class RunLoop:
         raise Interrupted(signum, message if ranks.is_main else "")
 
     def what_is_saved(self) -> str:
-        """Describes what a run that stops now has saved, and how to continue."""
+        """Returns a message that says which step is saved, and how to continue."""
         saved = self._saved_step
         if saved < 0:
             return f"no step is saved yet; to start again: tsplat train --resume {self.folder}"
@@ -175,17 +175,17 @@ class RunLoop:
         return f"{left}: tsplat train --resume {self.folder}"
 
     def between_views(self, _done: int, _total: int) -> None:
-        """Does what :meth:`raise_if_stopped` does, and notifies the observers. A collective call."""
+        """Calls :meth:`raise_if_stopped` and notifies the observers. A collective call."""
         self.raise_if_stopped()
         for observer in self.trainer.observers:
             observer.between_views(self.trainer.gaussians)
 
     def _clock(self) -> float:
-        """Returns seconds without the time for images and pauses of a viewer."""
+        """Returns a time in seconds that excludes the viewer's rendering and pauses."""
         return time.perf_counter() - self.session.seconds.get("viewing", 0.0)
 
     def save_checkpoint(self) -> str:
-        """Saves the current step unless it is saved, and returns a message."""
+        """Saves the current step, unless it is already saved, and returns a message."""
         step = self.trainer.step
         if self._saved_step == step:
             return f"Step {step} is saved already"
@@ -202,7 +202,7 @@ class RunLoop:
         assert run is not None
         tensors, figures = trainer.state()
         model = self.frame.gaussians_of_model(trainer.gaussians)
-        # Tensors that the conversion to the frame of the model rounds are also saved in the local frame.
+        # The conversion to the frame of the model rounds these tensors, so they are also saved in the local frame.
         rounded = set() if self.frame.is_of_model else {"params/means", "params/scales"}
         left_out = scene_tensors(model).keys() - rounded
         checkpoint = Checkpoint(
@@ -230,12 +230,12 @@ class RunLoop:
         return path
 
     def write_session(self) -> list[dict[str, Any]]:
-        """Writes ``run.json`` as far as the run has come, and returns the sessions of the run."""
+        """Writes ``run.json`` with the sessions so far, and returns them."""
         return self.session.write(self.folder, self.trainer.device, self.trainer.ranks.world_size)
 
 
 def evaluation_options(config: Config, ranks: RankGroup) -> dict[str, Any]:
-    """Returns the arguments of :func:`.evaluate` that are those of the run: background, backend and ranks."""
+    """Returns the arguments of :func:`.evaluate` that a run determines: background, backend, ranks and sharding."""
     sharded = ranks.world_size > 1 and config.parallel == "shard"
     return {"background": config.backdrop, "backend": config.backend, "ranks": ranks, "sharded": sharded}
 
@@ -247,7 +247,7 @@ def score_views(
     on_view: OnView | None = None,
     gains: Tensor | None = None,
 ) -> Evaluation:
-    """Evaluates Gaussians, sharded as the trainer's, on views, with its lenses, background, backend and ranks."""
+    """Evaluates Gaussians on views, with the trainer's lenses, background, backend, ranks and sharding."""
     options = evaluation_options(trainer.config, trainer.ranks)
     scores = evaluate(gaussians, trainer.with_lenses(views), on_view=on_view, gains=gains, **options)
     return Evaluation(dataclasses.replace(score, view=view) for score, view in zip(scores, views))

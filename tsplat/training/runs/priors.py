@@ -1,4 +1,4 @@
-"""Priors of a run: maps of depth and normals that other programs made of its photographs."""
+"""Priors of a run: depth and normal maps that other programs predicted from its photographs."""
 
 import dataclasses
 import math
@@ -22,67 +22,68 @@ from ...support.progress import reported
 from ..configuration import PriorKind, RunConfig
 
 KINDS = {"depth_prior": 1, "depth_confidence": 1, "normal_prior": 3}
-"""Option and field of a view -> number of channels."""
+"""Number of channels of each prior, by the name of its setting and of its field of a view."""
 
 STAGES = {"depth_prior": "depths", "depth_confidence": "confidence", "normal_prior": "normals"}
-"""Stages of progress while their maps are read."""
+"""Names in the progress display while the maps of each prior are read."""
 
 SUFFIXES = (".npy", ".exr", ".png")
-"""Endings of the names of maps; the first that exists is read."""
+"""Suffixes of map files, in order of preference."""
 
 EXPECTED: dict[PriorKind, tuple[str, str]] = {
     "inverse": ("inverse depth, large where the scene is near", "small"),
     "disparity": ("disparity, large where the scene is near", "small"),
     "metric": ("depth, small where the scene is near", "large"),
 }
-"""Kind of depth maps -> expected values, and the values of wrong maps where points are near."""
+"""For each `depth_kind`, the expected values, and the values that maps of the wrong kind have where points are near."""
 
 ARKIT_LEVELS = 2
-"""Largest of the confidences 0, 1 and 2 of ARKit, which are integers."""
+"""Largest of ARKit's integer confidence levels, 0, 1 and 2."""
 
 MISFIT_MAX = 0.25
-"""Median relative difference of fitted maps from points above which a note says that they may be of another kind."""
+"""Median relative difference between fitted maps and points above which a note suggests another `depth_kind`."""
 
 UNIT_SPREAD_MAX = 0.1
-"""Median relative deviation of the units of views above which a note says that they have no common unit."""
+"""Median relative deviation of the units of views above which a note says that the maps have no common unit."""
 
 RAY_RATIO, RAY_RANGE_MIN = 0.7, 0.05
 """A note suggests the other `depth_along` if it reduces the deviations of maps from points to this fraction, and if the
 logarithms of the cosines of the points' rays have at least this range."""
 
 CHECKED_VIEWS_MAX, CHECKED_POINTS_MAX = 64, 50_000
-"""Maximum number of views whose maps are compared with points, and of points."""
+"""Maximum number of views whose maps are compared with points, and maximum number of these points."""
 
 CELLS = 16
-"""Cells along the longer side of an image. Of points in a cell, the nearest one is visible."""
+"""Number of grid cells along the longer side of an image. Only the nearest point in each cell counts as visible."""
 
 CORRELATED_POINTS_MIN = 8
 """Minimum number of points for a rank correlation."""
 
 OPPOSITE_SHARE, OPPOSITE_VIEWS_MIN = 0.5, 2
-"""Maps are refused if they are opposite in more than this fraction of the views, and in at least this number."""
+"""Minimum fraction and minimum number of views with inverted maps for which maps are rejected."""
 
 CORRELATION_MAX, DEVIATIONS = -0.2, 2
-"""Maps are opposite if their rank correlation with points is below this, and below zero by this number of standard
-deviations of random ranks."""
+"""A map is inverted if its rank correlation with points is below CORRELATION_MAX, and below zero by this number of
+standard deviations of random ranks."""
 
 UNIT_NORM_MIN = 0.5
-"""Normals of a smaller norm are unknown."""
+"""Minimum norm of a normal; a smaller vector means that the normal is unknown."""
 
 
 def read_priors(capture: Capture, config: RunConfig) -> Capture:
     """Returns the capture with the priors of its training views.
 
-    The prior of a view has its name with the ending ``.npy``, ``.exr`` or ``.png``, and is resized to the view. Depths
-    that are zero or not finite are unknown, and so are negative ones of the kinds metric and disparity. They become
-    inverse depths along z, metric ones in the local frame. Normals are made unit vectors. Notes say how many views
-    have none, the unit of metric maps, and if maps may be of another kind.
+    The file of a prior has the name of the view with the suffix ``.npy``, ``.exr`` or ``.png``; the map is resized to
+    the view. Depths are unknown where they are zero or not finite and, in metric and disparity maps, where they are
+    negative. All depth maps are converted to inverse depth along z, metric ones in the local frame. Normals are
+    normalized. Notes say how many views have no prior, the unit of metric maps, and whether `depth_kind` or
+    `depth_along` may be wrong.
 
     Raises:
-        ArgumentError: The weight is 0, or the unit of metric maps is unknown.
-        FileError: No view has a prior; a file is damaged or of another shape; or most maps are not what is expected:
-            of the kind of depth by the points that are near, and normals that point towards the camera.
-        UnsupportedError: Distances along the rays of distorted lenses.
+        ArgumentError: The weight of the prior is 0, or the unit of metric maps is unknown.
+        FileError: No view has a prior; a file is damaged or has another shape; most depth maps are inverted, compared
+            with the sparse points; or most normals point away from the camera.
+        UnsupportedError: Distances along rays, for distorted lenses.
     """
     weights = {"depth_prior": "depth_weight", "depth_confidence": "depth_weight", "normal_prior": "normal_weight"}
     for name, weight in weights.items():
@@ -131,8 +132,8 @@ def _with_prior(view: View, name: str, path: Path, config: RunConfig) -> View:
     height, width = values.shape[-2:]
     if abs(width * view.height / (height * view.width) - 1) * min(view.width, view.height) > 2:
         raise FileError(
-            f"{path}: expected the aspect ratio of the image, {view.width}×{view.height}, found {width}×{height}; make "
-            "priors of the images that are trained on, undistorted ones unless --camera is native"
+            f"{path}: expected the aspect ratio of the image, {view.width}×{view.height}, found {width}×{height}; "
+            "compute priors from the images that training uses: undistorted ones, unless --camera is native"
         )
     is_known = _known(values, name, config.depth_kind)
     if name == "depth_prior" and config.depth_kind == "metric":
@@ -151,16 +152,16 @@ def _with_prior(view: View, name: str, path: Path, config: RunConfig) -> View:
 
 
 def _all_cosines(camera: Camera, depths: Tensor) -> Tensor:
-    """Returns the cosines between the rays of depths and the optical axis, [H, W]; NaN for rays that point back."""
+    """Returns the cosine between the ray of each pixel and the optical axis, [H, W]; see :func:`_cosines`."""
     x, y = pixel_centers(camera.width, camera.height, depths)
     y, x = torch.meshgrid(y, x, indexing="ij")
     return _cosines(camera, x, y)
 
 
 def _cosines(camera: Camera, x: Tensor, y: Tensor) -> Tensor:
-    """Returns the cosines between the rays of points of an image and the optical axis; NaN for those that point back.
+    """Returns the cosines between the rays of image points and the optical axis; NaN for rays that point backward.
 
-    They are 1 for panoramas, whose depths are along the rays. Raises UnsupportedError for distorted lenses.
+    Panoramas have cosines of 1, as their depth is along the rays. Raises UnsupportedError for distorted lenses.
     """
     if camera.is_panorama:
         return torch.ones_like(x)
@@ -176,13 +177,13 @@ def _cosines(camera: Camera, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _radius(camera: Camera, x: Tensor, y: Tensor) -> Tensor:
-    """Returns the distances of points of an image from its principal point, in focal lengths."""
+    """Returns the distances of image points from the principal point, in focal lengths."""
     K = camera.K.to(x)
     return torch.hypot((x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1])
 
 
 def _known(values: Tensor, name: str, kind: PriorKind) -> Tensor:
-    """Returns where a map [channels, H, W] has a value. [H, W] bool"""
+    """Returns where the values of a map [channels, H, W] are known, [H, W] bool."""
     if name == "depth_prior":
         return values[0].isfinite() & (values[0] != 0 if kind == "inverse" else values[0] > 0)
     if name == "depth_confidence":
@@ -206,12 +207,12 @@ def _resize(values: Tensor, is_known: Tensor, size: tuple[int, int]) -> tuple[Te
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sample:
-    """Values of a prior of depth at points that a view shows.
+    """Values of a depth prior at points that a view shows.
 
     Attributes:
-        values: [P] of the prior: inverse depth.
+        values: [P] inverse depths of the prior.
         inverse: [P] inverse depths of the points along z, in the local frame.
-        cosines: [P] between their rays and the optical axis; None for distorted lenses.
+        cosines: [P] cosines between the points' rays and the optical axis; None for distorted lenses.
     """
 
     values: Tensor
@@ -226,7 +227,7 @@ class Sample:
 
 
 def _check_depths(folder: str, kind: PriorKind, samples: Sequence[Sample]) -> None:
-    """Raises FileError if the ranks of most maps are opposite to those of the inverse depths of points."""
+    """Raises FileError if most maps are inverted: their rank correlation with inverse depths of points is negative."""
     n_opposite = sum(
         sample.correlation < min(CORRELATION_MAX, -DEVIATIONS * len(sample.values) ** -0.5) for sample in samples
     )
@@ -236,11 +237,11 @@ def _check_depths(folder: str, kind: PriorKind, samples: Sequence[Sample]) -> No
     other = (
         "for maps of inverse depth, use depth_kind inverse (--depth-kind inverse)"
         if kind == "metric"
-        else "for maps of depth, use depth_kind metric (--depth-kind metric), or write 1 / depth, and 0 where it is "
+        else "for maps of depth, use depth_kind metric (--depth-kind metric), or write 1 / depth, and 0 where depth is "
         "unknown"
     )
     raise FileError(
-        f"{folder}: expected maps of {expected}; those of {n_opposite} of {len(samples)} views are {opposite} where "
+        f"{folder}: expected maps of {expected}; the maps of {n_opposite} of {len(samples)} views are {opposite} where "
         f"sparse points are near; {other}"
     )
 
@@ -251,13 +252,17 @@ def _check_known(folder: str, kind: PriorKind, views: Sequence[View]) -> None:
         unknown = "zero or not finite" if kind == "inverse" else "zero, negative or not finite"
         raise FileError(
             f"{folder}: expected maps of {EXPECTED[kind][0]}; no map has a known value at the size of its photograph: "
-            f"all values are {unknown}, or at most half of those in each pixel are known; pass denser or smaller maps"
+            f"all values are {unknown}, or at most half of the values in each pixel are known; use denser or smaller "
+            "maps"
         )
 
 
 def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -> tuple[float, float, list[str]]:
-    """Returns the unit of metric maps in the local frame, as given, or by points; that by points, the median of views,
-    or the given one if there are none; and notes."""
+    """Finds the unit of metric maps, in units of the local frame.
+
+    Returns the given unit or, without one, the estimate; the estimate, which is the median over views of the ratio of
+    maps to points, or the given unit if there are no points; and notes.
+    """
     per_file = similarity_scale(capture.frame.to_local())
     given = config.depth_unit * per_file
     medians = [float((sample.values / sample.inverse).median()) for sample in samples]
@@ -276,22 +281,22 @@ def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -
         notes = []
         if abs(math.log(unit / given)) > math.log1p(MISFIT_MAX):
             notes.append(
-                f"depth_prior: {found}, and depth_unit is {config.depth_unit:g}; leave it out for that of the points"
+                f"depth_prior: {found}, but depth_unit is {config.depth_unit:g}; leave it out to use the estimate"
             )
     else:
         notes = [f"depth_prior: {found}"]
     spread = float((units / unit).log().abs().median())
     if spread > UNIT_SPREAD_MAX:
         notes.append(
-            f"depth_prior: the units of views deviate from {'that of the points' if given else 'it'} by {spread:.0%} "
-            "in the median, as if they had none in common; write 1 / depth and use depth_kind disparity (--depth-kind "
-            "disparity) to fit one per view"
+            f"depth_prior: the units of views deviate from {'the estimate' if given else 'it'} by {spread:.0%} in the "
+            "median, so the maps seem to have no common unit; write 1 / depth and use depth_kind disparity "
+            "(--depth-kind disparity) to fit a unit per view"
         )
     return given or unit, unit, notes
 
 
 def _note_misfits(folder: str, config: RunConfig, samples: Sequence[Sample]) -> list[str]:
-    """Returns notes if maps of most views differ from points, or would less along the other direction."""
+    """Returns notes if maps differ from points, or would fit most views better with the other `depth_along`."""
     if config.depth_kind == "inverse" or not samples:
         return []
     errors, n_other, n = [], 0, 0
@@ -333,7 +338,7 @@ def _are_most(n_opposite: int, n: int) -> bool:
 
 
 def _sample(view: View, points: Tensor | None) -> Sample | None:
-    """Returns the values of a prior of depth at visible points; None if there are too few."""
+    """Returns the values of a view's depth prior at visible points; None if there are too few points."""
     prior = view.depth_prior
     if prior is None:
         return None
@@ -347,13 +352,13 @@ def _sample(view: View, points: Tensor | None) -> Sample | None:
         x, y, z = x[is_inside], y[is_inside], z[is_inside]
         cell = max(view.width, view.height) / CELLS
         cells = (y / cell).long() * CELLS + (x / cell).long()
-        # In the order of depths, the first point of each cell.
+        # The nearest point of each cell.
         order = z.argsort()
         order = order[cells[order].argsort(stable=True)]
         first = torch.ones_like(order, dtype=torch.bool)
         first[1:] = cells[order][1:] != cells[order][:-1]
         x, y, z = x[order[first]], y[order[first]], z[order[first]]
-        if view.camera.model == "fisheye":  # whose depths are r / theta
+        if view.camera.model == "fisheye":  # project_points returns r / theta as the depth
             theta = _radius(view.camera, x, y).clamp_min(1e-6)
             z = z * theta / theta.tan()
     values = prior[y.long().clamp(0, view.height - 1), x.long().clamp(0, view.width - 1)]
@@ -366,13 +371,13 @@ def _sample(view: View, points: Tensor | None) -> Sample | None:
 
 
 def note_fits(scales: Mapping[str, Tensor]) -> list[str]:
-    """Returns a note if maps of depth fit most views with a negative scale, given the last scale of each view."""
+    """Returns a note if the depth priors of most views were fitted with a negative scale; see :class:`.DepthLoss`."""
     n_opposite = sum(float(scale) < 0 for scale in scales.values())
     if not _are_most(n_opposite, len(scales)):
         return []
     return [
-        f"depth_prior: maps of {n_opposite} of {len(scales)} views are small where the model is near; expected inverse "
-        "depth, large where the scene is near; for maps of depth, use depth_kind metric (--depth-kind metric)"
+        f"depth_prior: the maps of {n_opposite} of {len(scales)} views are small where the model is near; expected "
+        "inverse depth, large where the scene is near; for maps of depth, use depth_kind metric (--depth-kind metric)"
     ]
 
 
@@ -381,8 +386,8 @@ def _check_normals(folder: str, views: Sequence[View]) -> None:
     n_away = sum(_points_away(view) for view in views)
     if _are_most(n_away, len(views)):
         raise FileError(
-            f"{folder}: expected normals that point towards the camera, in its frame, x right, y down, z forward; most "
-            f"of {n_away} of {len(views)} views point away; negate y and z of maps in the frame of OpenGL"
+            f"{folder}: expected normals that point towards the camera, in its frame (x right, y down, z forward); in "
+            f"{n_away} of {len(views)} views, most normals point away; negate y and z of maps in the frame of OpenGL"
         )
 
 
@@ -401,8 +406,9 @@ def _points_away(view: View) -> bool:
 def _read(path: Path, name: str, kind: PriorKind) -> Tensor:
     """Reads a map, [channels, H, W] fp32.
 
-    Values of PNGs are from 0 to 1, or, of three channels, from -1 to 1; those of metric depth are as in the file.
-    Confidences are from 0 to 1, of integers relative to the largest one of their type, or to that of ARKit.
+    Values of PNG files are scaled to 0 to 1, or to -1 to 1 if there are three channels; metric depth is not scaled.
+    Confidences are from 0 to 1. Integer confidences are divided by the maximum of their type or, if none exceeds
+    ARKit's levels, by the highest level.
     """
     n_channels = KINDS[name]
     try:
@@ -415,7 +421,7 @@ def _read(path: Path, name: str, kind: PriorKind) -> Tensor:
             with BoundedFile(path) as file, open_image(file) as image:
                 array = np.array(image)
             largest = np.iinfo(array.dtype).max if array.dtype != np.int32 else 65535  # Pillow's 16 bits
-            # Black is not a normal: such pixels are unknown.
+            # A black pixel means that the normal is unknown.
             is_known = array.any(-1, keepdims=True) if n_channels == 3 else 1
             if n_channels == 3:
                 array = (2 * (array / largest) - 1) * is_known

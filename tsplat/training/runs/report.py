@@ -1,4 +1,4 @@
-"""The page of an existing run: reads what the run has written, and renders what is missing."""
+"""The report of an existing run: reads the files of the run, and renders images that are missing."""
 
 from __future__ import annotations
 
@@ -31,12 +31,19 @@ from .scenes import check_scene, locate_scene, read_run_capture, saved_frame
 from .sessions import read_sessions
 
 PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
-"""Errors that leave out a part of the page."""
+"""Errors after which the report is written without the part that failed."""
 
 
 @dataclasses.dataclass
 class _RunState:
-    """Files of a run: the contents of its page, its newest valid checkpoint, and the paths of metrics and images."""
+    """The contents of a run's report so far, and the files of the run.
+
+    Attributes:
+        folder: Folder of the run.
+        results: Folder of the metrics and images: that of the run, or one that ``tsplat eval`` has written.
+        page: Contents of the report.
+        path, checkpoint: The newest valid checkpoint, or None.
+    """
 
     folder: Path
     results: Path
@@ -46,7 +53,7 @@ class _RunState:
 
     @property
     def is_current(self) -> bool:
-        """Returns whether the metrics are those of the newest checkpoint, or there is no checkpoint."""
+        """Whether the metrics belong to the newest checkpoint, or there is no checkpoint."""
         metrics = self.page.metrics
         return bool(metrics) and (self.checkpoint is None or metrics.get("steps") == self.checkpoint.step)
 
@@ -58,11 +65,11 @@ def report_run(
     views: int = VIEWS,
     scene: str | None = None,
 ) -> Path:
-    """Writes a run's page, an HTML file that needs no other file, and returns its path.
+    """Writes the report of a run, a self-contained HTML file, and returns its path.
 
-    Metrics and images are those that training wrote. If they are not those of the checkpoint, as when training was
-    interrupted, they are those of ``tsplat eval`` or, without them, of an evaluation. What is missing is stated on the
-    page.
+    The report shows the metrics and images that training wrote. If they do not belong to the checkpoint, for example
+    because training was interrupted, it shows those that ``tsplat eval`` wrote, or evaluates the checkpoint. The page
+    states which parts are missing.
 
     Args:
         run: The run's folder, whose newest checkpoint is used, or one of its checkpoints.
@@ -71,8 +78,8 @@ def report_run(
         scene: Path of the scene, if it is found neither at its absolute path nor at its path relative to the run.
 
     Raises:
-        FileError: The folder has nothing to show or does not exist, there is nothing at `scene`, or `out` is another
-            file of a run.
+        FileError: The folder does not exist or has nothing to show, `scene` does not exist, or `out` is another file of
+            a run.
         MissingExtraError: A package of the extra ``train`` is not installed.
         OSError: The file cannot be written.
     """
@@ -95,7 +102,7 @@ def report_run(
 
 
 def _read(folder: Path, run: Path) -> _RunState:
-    """Reads metrics, the checkpoint `run` or the newest one, the configuration and the model, if they are valid."""
+    """Reads the metrics, the checkpoint `run` or the newest one, the configuration and the model, if they are valid."""
     page = RunPage(folder.resolve().name)
     state = _RunState(folder, folder, page)
     page.metrics = read_metrics(folder / METRICS, page.notes)
@@ -129,14 +136,14 @@ def _read(folder: Path, run: Path) -> _RunState:
 
 
 def _use_evaluation(state: _RunState, checkpoint: Checkpoint, results: Path) -> None:
-    """Uses what ``tsplat eval`` has written about the newest checkpoint, if it has."""
+    """Uses the metrics and images that ``tsplat eval`` has written for the newest checkpoint, if they exist."""
     if metrics := read_evaluation(results, checkpoint.step):
         state.page.metrics, state.results = {**metrics, "seconds": checkpoint.figures.get("seconds")}, results
-        state.page.notes.append(f"Metrics and images are those that tsplat eval has written to {results}.")
+        state.page.notes.append(f"Metrics and images were written by tsplat eval to {results}.")
 
 
 def read_evaluation(results: Path, step: int) -> dict[str, Any]:
-    """Reads the metrics that ``tsplat eval`` wrote to a folder about a step; empty if there are none of this step."""
+    """Reads the metrics that ``tsplat eval`` wrote to a folder; empty if they are not of this step."""
     metrics = read_metrics(results / METRICS, [])
     return metrics if metrics.get("steps") == step else {}
 
@@ -185,7 +192,7 @@ def _collect(state: _RunState, n: int, scene: str | None) -> RunPage:
 
 
 def _read_images(state: _RunState, n: int) -> list[ShownView]:
-    """Reads the images of held-out views that training wrote, photograph and rendering side by side."""
+    """Reads the images of held-out views in the results: photograph and rendering side by side."""
     cameras: dict[str, Camera] = {}
     try:
         cameras = {camera.name: camera for camera in read_cameras(state.folder / CAMERAS) if camera.is_test}
@@ -209,7 +216,7 @@ def _read_images(state: _RunState, n: int) -> list[ShownView]:
 
 
 def _evaluate(state: _RunState, checkpoint: Checkpoint, n: int, scene: str | None) -> None:
-    """Evaluates a checkpoint on its held-out views or, if there are none, on training views."""
+    """Evaluates a checkpoint on the held-out views or, if there are none, on training views."""
     assert state.path is not None
     page = state.page
     config = locate_scene(checkpoint.config, checkpoint.figures.get("scene", {}), state.folder, scene)
@@ -234,19 +241,19 @@ def _evaluate(state: _RunState, checkpoint: Checkpoint, n: int, scene: str | Non
             "left_out": list(capture.left_out),
         }
         page.notes.append(
-            f"Metrics and images were computed from {state.path.name}, as {METRICS} does not have those of this step."
+            f"Metrics and images were computed from {state.path.name}, as {METRICS} is of another step or missing."
         )
 
 
 def _psnr(row: dict[str, Any]) -> float | None:
-    """Returns the PSNR of a view; None is infinite, and any other value that is not finite is NaN."""
+    """Returns the PSNR of a view; None if it is infinite, and NaN if the entry is invalid."""
     value = row.get("psnr")
     number = to_float(value)
     return number if number is not None or value is None else float("nan")
 
 
 def _history(checkpoint: Checkpoint | None, metrics: dict[str, Any]) -> History | None:
-    """Returns the history of a checkpoint, with the last evaluation, which comes after it."""
+    """Returns the history of a checkpoint and of the final evaluation, which follows the last checkpoint."""
     if checkpoint is None:
         return None
     try:
@@ -260,7 +267,7 @@ def _history(checkpoint: Checkpoint | None, metrics: dict[str, Any]) -> History 
 
 
 def _session_of(path: Path | None) -> list[dict[str, Any]]:
-    """Returns the versions that a checkpoint names, for a run of which nothing else is recorded."""
+    """Returns a session with the software versions of a checkpoint, for a run without ``run.json``."""
     if path is None:
         return []
     try:

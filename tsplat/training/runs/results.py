@@ -31,13 +31,13 @@ NOT_SHOWN = (
 )
 
 REPORT_DELAY = 2.0
-"""Seconds that scoring or writing must take for its progress to be printed, without a terminal."""
+"""Seconds after which the progress of evaluating and writing is printed, if the output is not a terminal."""
 
 
 def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[str, Any]:
     """Evaluates the trained Gaussians and writes all results into the run's folder. A collective call.
 
-    `initial` are scores of the initial Gaussians on the held-out views or, if there are none, on training views.
+    `initial` has the scores of the initial Gaussians on the held-out views or, if there are none, on training views.
     Returns the contents of ``metrics.json``. Raises Interrupted if a signal asked to stop.
     """
     trainer, folder = loop.trainer, loop.folder
@@ -100,7 +100,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
 
 
 def _with_fitted_poses(trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView) -> Evaluation:
-    """Scores held-out views after their poses were fitted, if those of training views were learned."""
+    """Scores held-out views with fitted poses, if poses of training views were learned; otherwise returns no scores."""
     config, ranks = trainer.config, trainer.ranks
     if not (config.pose_refinement and views):
         return Evaluation()
@@ -109,7 +109,7 @@ def _with_fitted_poses(trainer: Trainer, gaussians: Gaussians, views: Sequence[V
 
 
 def _with_known_gains(trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView) -> Evaluation:
-    """Scores held-out views with gains from their own sparse points, if those of training views were known."""
+    """Scores held-out views with gains from their sparse points, if training views have such gains, too."""
     gains = trainer.ranks.all_gather_object(trainer.known_gains(views) if trainer.ranks.is_main else None)[0]
     if gains is None:
         return Evaluation()
@@ -117,14 +117,14 @@ def _with_known_gains(trainer: Trainer, gaussians: Gaussians, views: Sequence[Vi
 
 
 def metrics_with_gains(scores: Evaluation) -> dict[str, Any]:
-    """Returns the metrics of held-out views that were scored with known gains, by name; none without scores."""
+    """Returns the entries of ``metrics.json`` for scores with known gains; empty without scores."""
     return {"psnr_known_gains": to_float(scores.psnr), "ssim_known_gains": scores.ssim} if scores else {}
 
 
 def _write_model(path: Path, trainer: Trainer, frame: LocalFrame) -> None:
-    """Writes the Gaussians in the frame of the model. Rank 0 receives those of other ranks in blocks and writes them.
+    """Writes all Gaussians, in the frame of the model. A collective call.
 
-    A collective call.
+    If the scene is sharded, rank 0 receives and writes the Gaussians of all ranks in chunks.
     """
     ranks = trainer.ranks
     if not trainer.sharded:
@@ -139,7 +139,7 @@ def _write_model(path: Path, trainer: Trainer, frame: LocalFrame) -> None:
 
 
 class _RowsOfRanks(Rows):
-    """The Gaussians of all ranks. Reading a range is a collective call, which sends its rows to rank 0."""
+    """The Gaussians of all ranks. Reading a range is a collective call, in which rank 0 receives the rows."""
 
     def __init__(self, trainer: Trainer, frame: LocalFrame) -> None:
         super().__init__(trainer.n_gaussians, MemoryRows(trainer.gaussians).properties)
@@ -155,7 +155,7 @@ class _RowsOfRanks(Rows):
 def _write_page(
     loop: RunLoop, metrics: dict[str, Any], scores: Evaluation, gaussians: Gaussians, *, is_test: bool
 ) -> None:
-    """Writes ``run.json`` and the page of the run. A collective call."""
+    """Writes ``run.json`` and the report of the run. A collective call."""
     trainer, folder = loop.trainer, loop.folder
     rows = scores.to_json()["views"]
     shown = shown_views(scores, rows, ranks=trainer.ranks, frame=loop.frame)
@@ -196,8 +196,10 @@ def held_out_name(index: int, view: str) -> str:
 
 
 def _metrics_of_ranks(loop: RunLoop) -> dict[str, Any]:
-    """Returns the number of Gaussians, peak memory and received rows per step of each rank; empty for a single
-    process."""
+    """Returns the number of Gaussians, the peak memory and the rows received per step of each rank.
+
+    Empty for a single process.
+    """
     trainer = loop.trainer
     if trainer.ranks.world_size == 1:
         return {}

@@ -1,7 +1,7 @@
 """Writes checkpoints atomically, and reads them with the configuration of their run.
 
 :mod:`tsplat.scene.formats.checkpoints` describes the files. A checkpoint is written to a temporary folder, flushed to
-disk and renamed, before ``latest`` names it.
+disk and renamed; then its name is written to ``latest``.
 """
 
 import contextlib
@@ -59,9 +59,9 @@ class Checkpoint:
     Attributes:
         step: Number of steps taken.
         gaussians: The raw parameters of the scene, in the frame of the run's model.
-        tensors: The other tensors of :meth:`tsplat.training.Trainer.state`, and the parameters of Gaussians that differ
-            in the local frame of training.
-        figures: JSON values, with those of :meth:`tsplat.training.Trainer.state` as ``trainer``.
+        tensors: The other tensors of :meth:`tsplat.training.Trainer.state`, and Gaussian parameters that differ in the
+            local frame of training.
+        figures: JSON values; the entry ``trainer`` has those of :meth:`tsplat.training.Trainer.state`.
         config: The run's configuration.
         per_gaussian_names: Names of the tensors that have a row per Gaussian.
     """
@@ -84,7 +84,10 @@ class Checkpoint:
         return dataclasses.replace(self.gaussians, **values)
 
     def with_lenses(self, views: Sequence[View], train: Sequence[View]) -> Sequence[View]:
-        """Returns what :meth:`tsplat.training.Trainer.with_lenses` returns, given the training views."""
+        """Returns views with the learned lenses, as :meth:`tsplat.training.Trainer.with_lenses`.
+
+        `train` are all training views.
+        """
         changes = self.tensors.get("params/lenses")
         if changes is None:
             return views
@@ -92,7 +95,10 @@ class Checkpoint:
         return Lenses([view.camera for view in train]).apply_to_views(views, changes.to(device))
 
     def known_gains(self, views: Sequence[View], train: Sequence[View]) -> Tensor | None:
-        """Returns what :meth:`tsplat.training.Trainer.known_gains` returns, given the training views."""
+        """Returns the gains of held-out views, as :meth:`tsplat.training.Trainer.known_gains`.
+
+        `train` are all training views.
+        """
         if not self.figures["trainer"].get("gains_known", False):
             return None
         gains = ViewGains(len(train), self.tensors["gains/logs"])
@@ -101,7 +107,7 @@ class Checkpoint:
 
 
 def has_checkpoints(folder: Path) -> bool:
-    """Returns whether a run has saved a checkpoint, valid or not. One whose first write was interrupted has not."""
+    """Returns whether a run has saved a checkpoint, valid or not. An interrupted write does not count."""
     path = folder / "checkpoints"
     return path.is_dir() and bool(find_checkpoints(path))
 
@@ -140,7 +146,7 @@ def read_newest(
         The checkpoint's folder, the checkpoint, and the errors of the invalid checkpoints that were skipped.
 
     Raises:
-        CheckpointError: None is valid, or there is no such checkpoint.
+        CheckpointError: No checkpoint is valid, or `checkpoint` does not exist.
         AlreadyActivatedError: The parameters look activated already.
     """
     return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force, rows=rows), checkpoint)
@@ -149,7 +155,7 @@ def read_newest(
 def read_newest_settings(
     folder: str | os.PathLike[str], checkpoint: str | None = None
 ) -> tuple[Path, RunConfig, dict[str, Any]]:
-    """Reads only the folder, the configuration and the figures of what :func:`read_newest` reads."""
+    """Like :func:`read_newest`, but reads only the path, the configuration and the ``figures`` of the checkpoint."""
 
     def read(path: Path) -> tuple[RunConfig, dict[str, Any]]:
         with checkpoint_errors(path):
@@ -173,14 +179,14 @@ def write_checkpoint(
 
     Args:
         folder: The run's folder of checkpoints.
-        checkpoint: Content to write; on every rank the same or, if `sharded`, with this rank's rows.
-        keep: Number of newest checkpoints to keep, besides damaged ones that are newer; None to keep all.
+        checkpoint: Content to write; the same on every rank or, if `sharded`, with this rank's rows.
+        keep: Number of newest intact checkpoints to keep; newer damaged ones are kept, too. None to keep all.
         ranks: The ranks that call this together.
-        sharded: Whether each rank writes its shard, as cut by :meth:`RankGroup.shard_rows`. Otherwise rank 0 writes.
-        intact: Whether checkpoints are intact, as far as earlier calls know, so that none is verified twice; extended.
+        sharded: Whether each rank writes its shard, see :meth:`RankGroup.shard_rows`. Otherwise rank 0 writes.
+        intact: Cache of which checkpoints are intact, so that none is verified twice; updated in place.
 
     Returns:
-        The checkpoint's own folder.
+        The folder of the new checkpoint.
 
     Raises:
         FileError: The checkpoint cannot be written; existing ones are unchanged. Raised on every rank.
@@ -239,7 +245,7 @@ def _size(checkpoint: Checkpoint) -> int:
 
 
 def _reason(error: OSError) -> str:
-    # The message of a full disk has the size of a single file, not that of the checkpoint.
+    # The message for a full disk states the size of a single file, not of the checkpoint.
     return os.strerror(error.errno) if error.errno and error.errno in FULL else error.strerror or str(error)
 
 
@@ -251,7 +257,7 @@ def _free(folder: Path) -> str:
 
 
 def delete_incomplete(folder: Path) -> None:
-    """Deletes what interrupted writes and deletions left. No other process may be writing checkpoints there."""
+    """Deletes remains of interrupted writes and deletions. No other process may be writing checkpoints there."""
     if folder.is_dir():
         for path in folder.iterdir():
             if path.name.startswith((".step_", ".gone_")) and path.is_dir():
@@ -259,7 +265,7 @@ def delete_incomplete(folder: Path) -> None:
 
 
 def _create_temporary(folder: Path, step: int) -> Path:
-    """Creates a temporary folder, whose name contains that of the checkpoint."""
+    """Creates a temporary folder, whose name contains the name of the future checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{_unused_path(folder, step).name}.{secrets.token_hex(4)}"
     temporary.mkdir()
@@ -267,7 +273,7 @@ def _create_temporary(folder: Path, step: int) -> Path:
 
 
 def _unused_path(folder: Path, step: int) -> Path:
-    """Returns a path that no checkpoint of this step has, as none is ever overwritten."""
+    """Returns a path for a checkpoint of this step that does not exist, as checkpoints are never overwritten."""
     path, n = folder / f"step_{step:08d}", 1
     while path.exists():
         n += 1
@@ -290,7 +296,7 @@ def _publish(folder: Path, temporary: Path) -> Path:
 
 
 def _write_contents(folder: Path, checkpoint: Checkpoint, ranks: RankGroup, sharded: bool) -> str | None:
-    """Writes all files. Returns the problem, on every rank, if writing shards fails."""
+    """Writes all files. Returns an error message, on every rank, if writing shards fails; otherwise None."""
     tensors, n = checkpoint.tensors, len(checkpoint.gaussians)
     if sharded:
         rows = {SCENE_PREFIX + name: tensor for name, tensor in checkpoint.gaussians.tensors().items()}
@@ -309,9 +315,9 @@ def _write_contents(folder: Path, checkpoint: Checkpoint, ranks: RankGroup, shar
 
 
 def _problem(ranks: RankGroup, write: Callable[[], object]) -> str | None:
-    """Calls a function on every rank, and returns the errors of writing on all of them; None if there are none.
+    """Calls a function on every rank. Returns the messages of the OSErrors of all ranks; None if there are none.
 
-    Other errors, such as too little memory, are raised where they occur, after all ranks know of them.
+    Other errors, such as too little memory, are also raised on the rank on which they occur.
     """
     problem, other = None, None
     try:
@@ -327,7 +333,7 @@ def _problem(ranks: RankGroup, write: Callable[[], object]) -> str | None:
 
 
 def _write_shard(folder: Path, tensors: dict[str, Tensor], rank: int, first: int) -> None:
-    """Writes the rows of a rank, of which the first has the index `first`, and flushes them to disk."""
+    """Writes the rows of a rank and flushes them to disk; `first` is the index of its first row."""
     offsets = {name: {OFFSETS: [first, *[0] * (tensor.dim() - 1)]} for name, tensor in tensors.items()}
     path = folder / f"shard-{rank:05d}.safetensors"
     write_safetensors(path, tensors, {SHARDING: json.dumps(offsets)})
@@ -368,7 +374,7 @@ def _write_files(
 
 
 def _delete(path: Path) -> None:
-    """Deletes a checkpoint; it is renamed first, so that an incomplete one is never found under its name."""
+    """Deletes a checkpoint. It is renamed first, so that a partly deleted one is never read."""
     renamed = path.with_name(f".gone_{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):
         os.rename(path, renamed)

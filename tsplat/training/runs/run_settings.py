@@ -1,4 +1,4 @@
-"""Settings of runs that are timed, extended or restarted."""
+"""Settings of runs that have a time limit, are extended, or are restarted by torchrun."""
 
 import dataclasses
 import math
@@ -28,11 +28,10 @@ Configure = Callable[[int], RunConfig]
 """Returns the configuration of a run for a number of steps, for example from :func:`tsplat.training.preset`."""
 
 REHEARSAL_STEPS, WARM_UP_STEPS = 40, 8
-"""Length of the short run in which the time of steps is measured, and the number of its first steps that are left
-out."""
+"""Number of steps of the short run that measures the time of a step, and number of its first steps to exclude."""
 
 MEAN_GROWTH = 0.85
-"""Mean number of Gaussians over a run, on a scale from 0, the initial number, to 1, the final one."""
+"""Mean number of Gaussians over a run, on a scale from 0 (the initial number) to 1 (the final number)."""
 
 ITERATIONS = 4
 """Number of fixed-point iterations that estimate the numbers of steps and of Gaussians, which depend on each other."""
@@ -41,8 +40,8 @@ ITERATIONS = 4
 def extend(config: RunConfig, steps: int) -> RunConfig:
     """Returns the configuration of a run that is extended to more steps.
 
-    Learning rates decay, and Gaussians are added, until the same fractions of the longer run. All else stays: initial
-    learning rates, growth, and the intervals of refinements and of degrees of spherical harmonics.
+    Learning rates decay, and Gaussians are added, until the same fractions of the longer run. Other settings stay:
+    initial learning rates, growth, and the intervals of refinements and of degrees of spherical harmonics.
     """
     if check_size("steps", steps) <= config.steps:
         raise ArgumentError(
@@ -61,10 +60,11 @@ def extend(config: RunConfig, steps: int) -> RunConfig:
 
 
 def continues(configure: Configure, config: RunConfig, folder: Path) -> bool:
-    """Returns whether torchrun has restarted the ranks of a run with these settings that has saved a checkpoint.
+    """Returns whether torchrun has restarted the ranks of this run, which has saved a checkpoint and is to be resumed.
 
-    A collective call under torchrun. Ranks of a machine that joins later are not restarted, but the others are. An
-    attempt to start a run in the folder of another one is restarted, too, and must not resume that one.
+    A collective call under torchrun. It suffices that one rank was restarted, as ranks of a machine that joins later
+    are not. The settings must be those of the run in the folder: torchrun also restarts a command that failed because
+    the folder contains another run, which must not be resumed.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
@@ -76,7 +76,7 @@ def continues(configure: Configure, config: RunConfig, folder: Path) -> bool:
 
 
 def changed_settings(configure: Configure, saved: RunConfig) -> list[str]:
-    """Returns the names of the settings that differ from those of a run, without those that the run resolved."""
+    """Returns the names of the settings that differ from the `saved` ones, except settings that a run resolves."""
     config = with_absolute_scene(configure(saved.steps))
     names = {field.name for field in dataclasses.fields(saved)} - set(RESOLVED_SETTINGS)
     if config.sh_degree is not None:
@@ -87,17 +87,17 @@ def changed_settings(configure: Configure, saved: RunConfig) -> list[str]:
 def check_timing(config: RunConfig | Configure, minutes: float | None) -> None:
     """Raises ArgumentError unless there are settings or, with `minutes`, a function that returns them."""
     if isinstance(config, RunConfig) != (minutes is None):
-        raise ArgumentError("config: expected settings or, with minutes, what returns them for a number of steps")
+        raise ArgumentError("config: expected settings or, with minutes, a function that returns them for n steps")
 
 
 def check_minutes(minutes: float, config: RunConfig) -> None:
-    """Raises ArgumentError unless the time is positive and the strategy says how many Gaussians it adds."""
+    """Raises ArgumentError unless the time is positive and the strategy can predict how many Gaussians it adds."""
     if not 0 < minutes < math.inf:
         raise ArgumentError(f"minutes: expected a positive number, found {minutes}")
     if config.strategy is not None and config.strategy.expected_growth() is None:
         raise ArgumentError(
-            f"minutes: how many Gaussians {type(config.strategy).__name__} adds, and thus how much time a step takes, "
-            "cannot be known in advance; give steps, or use another preset than adaptive"
+            f"minutes: cannot predict how many Gaussians {type(config.strategy).__name__} adds, and so the time of a "
+            "step; give steps, or use another preset than adaptive"
         )
 
 
@@ -106,9 +106,9 @@ def plan(
 ) -> RunConfig:
     """Returns the configuration with the number of steps that fit into a time. A collective call.
 
-    Trains for a few steps, in which the number of Gaussians grows as in a run, and fits their time by a line over the
-    number of Gaussians. The trained Gaussians are dropped. Evaluations and checkpoints are not counted. `configure`
-    returns the configuration for a number of steps, and `model` has the initial Gaussians.
+    A short run, whose Gaussians are discarded, measures the time of a step, which is fitted by a linear function of the
+    number of Gaussians. Evaluations and checkpoints are not counted. `configure` returns the configuration for a number
+    of steps, and `model` has the initial Gaussians, if the run starts from a model.
     """
     config = configure(REHEARSAL_STEPS)
     trainer = Trainer(initial_gaussians(config, capture, ranks, model), capture.train, config, ranks, is_shard=True)
@@ -133,7 +133,7 @@ def plan(
 
 
 def _final_count(config: RunConfig, n: int) -> float:
-    """Returns the number of Gaussians after the last refinement of n initial ones."""
+    """Returns the expected number of Gaussians after the last refinement, for n initial ones."""
     strategy = config.strategy
     growth = None if strategy is None else strategy.expected_growth()
     cap = config.max_gaussians if strategy is None or strategy.cap_max is None else strategy.cap_max

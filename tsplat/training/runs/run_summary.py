@@ -1,4 +1,4 @@
-"""A summary of a run: how far it has come, its scores on held-out views, and how to resume it."""
+"""A summary of a run: its progress, its metrics on held-out views, and the command that resumes it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from .scenes import locate_scene
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """Summarizes a run, and how far it has come.
+    """Summary of a run.
 
     Attributes:
         folder: The run's folder.
-        state: Whether the results of the last step are written; if not, whether a process holds the lock, or was killed
-            while it did, or either, if it is one of another machine.
+        state: "finished" if the results of the last step are written. Otherwise, "running" if a process holds the
+            folder's lock, "killed" if a process left the lock behind, or "running or killed" if a process of another
+            machine created it; and "not finished" without a lock.
         checkpoint: Name of the newest valid checkpoint, or of the given one.
         step, steps: Steps of this checkpoint, and of the whole run.
-        preset: The preset that is most like the run's settings.
-        scene: Path of the scene; empty without one.
-        scene_exists: Whether there is something at this path.
-        seconds: Time of the steps until the checkpoint.
-        psnr, ssim: Means over the held-out views after `scored_step`, the checkpoint's step if it was evaluated. None
-            without an evaluation; the PSNR of equal images is None, too.
+        preset: The preset that is most similar to the run's settings.
+        scene: Path of the scene; empty if there is none.
+        scene_exists: Whether this path exists.
+        seconds: Training time until the checkpoint.
+        psnr, ssim: Means over the held-out views after `scored_step`, which is the checkpoint's step if it was
+            evaluated. None without an evaluation; the PSNR of equal images is None, too.
         scored_step: Step of `psnr` and `ssim`; None without an evaluation of held-out views.
         resume: Command that continues the run; None if it is finished.
     """
@@ -79,9 +80,9 @@ def open_run(
     checkpoint: str | None = None,
     warn: Callable[[str], object],
 ) -> tuple[Gaussians, RunSummary | None]:
-    """Reads the Gaussians of a run's folder as :func:`tsplat.scene.open_model` does, and the summary of the run.
+    """Reads the Gaussians of a run as :func:`tsplat.scene.open_model` does, and summarizes the run.
 
-    The summary is None, with a warning, if this version does not know the settings of the run.
+    The summary is None, with a warning, if this version cannot parse the settings of the run.
 
     Raises:
         CheckpointError, AlreadyActivatedError: See :func:`tsplat.scene.open_model`.
@@ -92,13 +93,13 @@ def open_run(
     try:
         config = from_json(raw.config, str(path / MANIFEST))
     except ArgumentError as error:
-        warn(f"{error}; only the model is described")
+        warn(f"{error}; describing only the model")
         return raw.gaussians, None
     return raw.gaussians, _summarize(Path(run), path, config, raw.step, raw.figures)
 
 
 def _summarize(folder: Path, path: Path, config: RunConfig, step: int, figures: dict[str, Any]) -> RunSummary:
-    """Returns the summary of a run, of which `path` is a checkpoint after `step` steps."""
+    """Returns the summary of the run in `folder`; `path` is its checkpoint after `step` steps."""
     metrics = read_metrics(folder / METRICS, [])
     is_finished = metrics.get("steps") == config.steps
     is_current = metrics.get("steps") == step

@@ -31,21 +31,21 @@ from .priors import read_priors
 from .run_checkpoints import read_newest_settings
 
 NAMED_MAX = 5
-"""Number of photographs, and of cameras, that a message names."""
+"""Maximum number of photographs, and of cameras, that a message names."""
 
 WORKERS = 4
 
 LEGACY_FRAME = LocalFrame(near=0.01)
-"""The frame of runs that were started before they had one: that of the files, with the rasterizer's near plane."""
+"""Frame of runs of older versions, without a local frame: the frame of the files, with the rasterizer's near plane."""
 
 LARGE_PIXELS = 20_000_000
-"""Number of pixels of an image from which a note says how much memory a step takes."""
+"""Number of pixels of an image above which a note states the memory of a step."""
 
 STEP_BYTES = 115
-"""Bytes of memory that a step takes for each pixel of its image, with the gradients of both losses."""
+"""Memory of a step in bytes per pixel of its image, with the gradients of both losses."""
 
 CAMERA_TOLERANCE = 1e-6
-"""Largest relative or absolute difference of a camera's numbers."""
+"""Relative and absolute tolerance when cameras are compared."""
 
 Description = dict[str, Any]
 """JSON values of :func:`describe_capture`."""
@@ -54,8 +54,7 @@ ReadViews = Callable[[], dict[str, View]]
 
 
 def with_absolute_scene(config: RunConfig) -> RunConfig:
-    """Returns the configuration with the absolute paths of its scene, its points and models to start from, its plan of
-    blocks and its priors."""
+    """Returns the configuration with absolute paths: of the scene, points, initial models, block plan and priors."""
     names = ("scene", "points", "block", "depth_prior", "depth_confidence", "normal_prior")
     paths = {name: getattr(config, name) for name in names}
     absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items() if path}
@@ -63,11 +62,11 @@ def with_absolute_scene(config: RunConfig) -> RunConfig:
 
 
 def locate_scene(config: RunConfig, saved: dict[str, Any], folder: Path, override: str | None) -> RunConfig:
-    """Returns the configuration of a run with the path where its scene is now.
+    """Returns the configuration of a run with the current path of its scene.
 
-    `saved` is the checkpoint's :func:`scene_to_save`, empty for older ones, `folder` the run's now, and `override` the
-    path that the user gave. Raises FileError if there is nothing at `override`; or, without it, neither at the absolute
-    path of the scene nor at its path relative to the run.
+    `saved` is the checkpoint's :func:`scene_to_save`, empty for older versions, `folder` the run's current folder, and
+    `override` the path that the user gave. Raises FileError if `override` does not exist or, without it, if the scene
+    is neither at its absolute path nor at its path relative to the run.
     """
     block = config.plan_and_block
     if block and not os.path.exists(block[0]):  # a block's run lies in the folder of its plan, and moves with it
@@ -82,9 +81,9 @@ def locate_scene(config: RunConfig, saved: dict[str, Any], folder: Path, overrid
 
 
 def find_moved(path: str, relative: str | None, folder: Path, what: str) -> str:
-    """Returns the path of something of a run in a folder: its path, or else that relative to the run.
+    """Returns the current path of an input of a run: `path` or, if it does not exist, `relative` to the run's `folder`.
 
-    Raises FileError if it is at neither, which says that there is no such `what`.
+    Raises FileError if neither exists; `what` describes the input in the message.
     """
     paths = [path, *([os.path.normpath(folder.absolute() / relative)] if relative else [])]
     for candidate in paths:
@@ -94,7 +93,7 @@ def find_moved(path: str, relative: str | None, folder: Path, what: str) -> str:
 
 
 def relative_path(path: str, folder: Path) -> str | None:
-    """Returns a path relative to the folder of a run; None for one on another drive, or an empty one."""
+    """Returns a path relative to the folder of a run; None if it is empty or on another drive."""
     if path:
         with contextlib.suppress(ValueError):  # another drive
             return Path(os.path.relpath(path, folder)).as_posix()
@@ -102,18 +101,17 @@ def relative_path(path: str, folder: Path) -> str | None:
 
 
 def check_scene(scene: str) -> None:
-    """Raises :class:`FileError` if there is nothing at the path of a scene that the user gave."""
+    """Raises :class:`FileError` if the scene's path that the user gave does not exist."""
     if not os.path.exists(scene):
         raise FileError(f"{scene}: no such scene; --scene expects its new folder")
 
 
 def read_scene(config: RunConfig, on_progress: OnProgress | None = None, frame: LocalFrame | None = None) -> Capture:
-    """Reads the scene of a run as it is read for training: in a local frame, by default the one that suits it.
+    """Reads the scene of a run for training, in a local frame; by default, the frame is chosen for the scene.
 
-    Raises FileError if the model of a block would not be in the frame of its plan, and as
-    :func:`tsplat.scene.read_capture`.
+    Raises FileError if the scene's frame is not that of the block's plan, and as :func:`tsplat.scene.read_capture`.
     """
-    plan = read_block(config)  # before all photographs
+    plan = read_block(config)  # fails early, before photographs are read
     capture = read_capture(
         config.scene,
         downscale=config.downscale,
@@ -139,7 +137,7 @@ def read_run_capture(
 ) -> Capture:
     """Reads the scene of a run onto a device, shows the progress, and prints notes about its files.
 
-    The local frame is that of an earlier part of the run, or by default the one that suits the scene.
+    `frame` is the local frame of a resumed run; None to choose one for the scene.
     """
     with stage_display() as display:
 
@@ -164,15 +162,15 @@ def note_large_images(views: Sequence[View]) -> list[str]:
         return []
     return [
         f"a step on the largest image, {width}×{height} pixels, takes about {n_pixels * STEP_BYTES / 2**30:.1f} GiB of "
-        f"memory besides that of the Gaussians; max_size {max(width, height) // 2} takes a quarter of it"
+        f"memory in addition to the Gaussians; with max_size {max(width, height) // 2}, it takes a quarter of it"
     ]
 
 
 def find_photographs(run: Path, scene: str | None, warn: Callable[[str], object]) -> ReadViews | None:
-    """Returns what reads the training and held-out views of a run, by name; None if its scene is not on disk.
+    """Returns a function that reads the training and held-out views of a run, by name; None if the scene is missing.
 
-    `scene` is its path, if it is found neither at its absolute path nor at its path relative to the run. `warn` is
-    called if it is not found. Raises FileError if there is nothing at `scene`.
+    `scene` is the path of the scene, if it is found neither at its absolute path nor at its path relative to the run.
+    `warn` is called if the scene is missing. Raises FileError if `scene` does not exist.
     """
     try:
         path, config, figures = read_newest_settings(run)
@@ -198,10 +196,10 @@ def views_of_model(train: Sequence[View], test: Sequence[View], frame: LocalFram
 
 
 def read_block(config: RunConfig) -> tuple[BlockPlan, int] | None:
-    """Returns the plan and the index of the block that a run trains on; None for other runs.
+    """Returns the plan and the index of the block that a run trains; None for a run on a whole scene.
 
     Raises:
-        ArgumentError: The plan has no such block.
+        ArgumentError: The block is not in the plan.
         FileError: There is no plan.
     """
     if config.plan_and_block is None:
@@ -212,30 +210,30 @@ def read_block(config: RunConfig) -> tuple[BlockPlan, int] | None:
 
 
 def check_block_folder(config: RunConfig, run: Path) -> None:
-    """Raises ArgumentError if the folder of a run is that of another block of its plan."""
+    """Raises ArgumentError if the folder of a run belongs to another block of its plan."""
     name = re.fullmatch(r"block_([0-9]+)", run.name)
     if name is None or config.plan_and_block is None:
         return
     folder, block = config.plan_and_block
     if int(name[1]) != block and os.path.realpath(folder) == os.path.realpath(run.parent):
-        raise ArgumentError(f"block: expected {name[1]}, that of the folder {run}, found {block}")
+        raise ArgumentError(f"block: expected {name[1]}, as the folder is {run}, found {block}")
 
 
 def describe_block(config: RunConfig) -> Description:
-    """Returns ``block``: the index of the block that a run trains on, and the digest of its plan. Empty for others."""
+    """Returns ``block``, the index of a run's block and the digest of its plan; empty for a run on a whole scene."""
     block = read_block(config)
     return {} if block is None else {"block": {"index": block[1], "plan": digest(block[0])}}
 
 
 def saved_frame(figures: dict[str, Any], path: Path) -> LocalFrame:
-    """Returns the local frame of a checkpoint, whose folder is `path`, by its figures."""
+    """Returns the local frame that a checkpoint's `figures` contain; `path` is its folder, for messages."""
     return frame_from_json(figures["frame"], str(path)) if "frame" in figures else LEGACY_FRAME
 
 
 def with_relative_lengths(config: RunConfig, extent: float) -> RunConfig:
-    """Returns the configuration of a run of :data:`LEGACY_FRAME`, whose weight of scales and noise were in its unit.
+    """Converts the configuration of a run of :data:`LEGACY_FRAME`, whose scale weight and noise were in world units.
 
-    `extent` is that of the scene.
+    `extent` is the extent of the scene.
     """
     ratio = extent / TYPICAL_EXTENT
     strategy = config.strategy and config.strategy.with_noise(ratio**2)
@@ -243,17 +241,16 @@ def with_relative_lengths(config: RunConfig, extent: float) -> RunConfig:
 
 
 def scene_to_save(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:
-    """Returns the entries of a checkpoint about the scene, as JSON values."""
+    """Returns the JSON values that checkpoints store about the scene."""
     return {"relative": relative_path(config.scene, folder), **description}
 
 
 def describe_capture(capture: Capture) -> Description:
-    """Describes the files, the cameras and the points that a capture was read from; empty if it was not read from
-    files.
+    """Describes the files, cameras and points that a capture was read from, to detect changes.
 
-    Returns ``photographs``: size and SHA-256 of each view's photograph and, if there is one, of its mask; ``cameras``:
-    each view's image size, camera model, ``viewmat`` and ``K``; ``points``: number and SHA-256 of the points and their
-    colors.
+    Returns ``photographs``: size and SHA-256 of the files of each view; ``cameras``: image size, camera model and
+    tensors of each view's camera; ``points``: number and SHA-256 of the points and their colors. Empty if the capture
+    was not read from files.
     """
     views = [view for view in (*capture.train, *capture.test) if view.files]
     if not views:
@@ -277,16 +274,16 @@ def describe_capture(capture: Capture) -> Description:
 
 
 def difference(saved: Description, current: Description, scene: str, *, with_hash: bool = True) -> str:
-    """Returns a sentence about what differs between two :func:`describe_capture`; empty if nothing does.
+    """Returns a message about differences between two results of :func:`describe_capture`; empty if there are none.
 
-    What was not saved, as by earlier versions, is not compared. Without `with_hash`, for points that another version
-    has moved, only their number is compared.
+    Entries that an earlier version did not save are not compared. Without `with_hash`, only the number of points is
+    compared, as another version may have transformed them.
     """
     photographs = _photograph_differences(saved.get("photographs"), current.get("photographs", {}))
     cameras, new_cameras = saved.get("cameras", {}), current.get("cameras", {})
     moved = [name for name in cameras if name in new_cameras and _is_other_camera(cameras[name], new_cameras[name])]
     clauses = [
-        f"{len(phrases)} {what} differ from those of the run: {list_names(phrases, NAMED_MAX)}"
+        f"{len(phrases)} {what} have changed since the run started: {list_names(phrases, NAMED_MAX)}"
         for what, phrases in (("photographs", photographs), ("cameras", moved))
         if phrases
     ]
@@ -296,18 +293,18 @@ def difference(saved: Description, current: Description, scene: str, *, with_has
     if points and new_points and points != new_points:
         before, after = points["number"], new_points["number"]
         how = f"{before}, now {after}" if before != after else "their hash differs"
-        clauses.append(f"the points differ from those of the run ({how})")
+        clauses.append(f"the points have changed since the run started ({how})")
     block, new_block = saved.get("block"), current.get("block")
     if block and new_block and block != new_block:
-        clauses.append("the plan of its block, or the block, differs from that of the run")
+        clauses.append("the block, or its plan, has changed since the run started")
     init, new_init = saved.get("init"), current.get("init")
     if init and new_init and init != new_init:
-        clauses.append("the models in init differ from those that the run started from")
+        clauses.append("the models in init have changed since the run started")
     return f"{scene}: {'; '.join(clauses)}" if clauses else ""
 
 
 def _photograph_differences(saved: dict[str, Any] | None, current: dict[str, Any]) -> list[str]:
-    """Returns a phrase for each photograph that has changed, is missing or is new; none if none are saved."""
+    """Returns a phrase for each photograph that has changed, is missing or is new; empty if none were saved."""
     if not saved:
         return []
     phrases = []
@@ -320,7 +317,7 @@ def _photograph_differences(saved: dict[str, Any] | None, current: dict[str, Any
 
 
 def _is_other_camera(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Returns whether two cameras differ by more than other hardware may compute."""
+    """Returns whether two cameras differ by more than rounding on different hardware."""
     is_close = all(
         np.allclose(old.get(name, 0.0), new.get(name, 0.0), rtol=CAMERA_TOLERANCE, atol=CAMERA_TOLERANCE)
         for name in ("viewmat", "K", "distortion")
@@ -329,7 +326,7 @@ def _is_other_camera(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 
 def _numbers(matrix: Tensor) -> list[list[float]]:
-    """Returns the values of an fp32 matrix, or of a vector as one row, with as many digits as determine them."""
+    """Returns the values of an fp32 matrix, or of a vector as one row, with enough digits to be exact."""
     return [[float(f"{value:.9g}") for value in row] for row in matrix.view(-1, matrix.shape[-1]).tolist()]
 
 

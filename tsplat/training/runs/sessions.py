@@ -1,4 +1,4 @@
-"""Records the sessions of a run in ``run.json``: command line, machine, versions and seconds per part."""
+"""The sessions of a run, recorded in ``run.json``: command line, machine, versions and seconds per part."""
 
 import contextlib
 import os
@@ -20,9 +20,9 @@ from ...viewing.run_files import SESSIONS
 
 
 class RunSession:
-    """Measures the parts of a run in this process, and writes them with the command line and the machine.
+    """Measures the time of the parts of a run in this process, and records it with the command line and the machine.
 
-    A run that is resumed consists of several sessions, one per process. Nested parts are not counted twice.
+    A resumed run has several sessions, one per process. The time of a nested part is not counted for the outer part.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class RunSession:
 
     @contextlib.contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Adds the duration of the block to a part, and pauses the part around it."""
+        """Adds the duration of the block to a part, and pauses the enclosing part."""
         self._count()
         self._open.append(part)
         try:
@@ -44,7 +44,7 @@ class RunSession:
             self._open.pop()
 
     def keep_earlier(self, folder: Path) -> None:
-        """Keeps the sessions that a run already recorded."""
+        """Reads the sessions that a run has already recorded, to which this one is appended."""
         self._earlier = read_sessions(folder)
 
     def sessions(self, device: torch.device, ranks: int = 1) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ class RunSession:
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
-    """Reads the sessions of a run; none if the file is missing or damaged."""
+    """Reads the sessions of a run; empty if the file is missing or damaged."""
     try:
         sessions = read_json(folder / SESSIONS)["sessions"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -82,7 +82,7 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
 
 def _command_line() -> str:
-    """Returns the command line of this process, which a shell can repeat."""
+    """Returns the command line of this process, quoted for a shell."""
     program, *arguments = sys.argv or [""]
     is_tsplat = Path(program).name in ("tsplat", "__main__.py")
     return shlex.join(["tsplat", *arguments] if is_tsplat else [*sys.orig_argv])

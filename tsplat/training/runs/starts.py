@@ -1,4 +1,4 @@
-"""The start of a run in this process: a new run, or a checkpoint of one that is resumed or evaluated."""
+"""The start of a run in this process: a new run, or a checkpoint that is resumed or evaluated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Start:
 
     @property
     def frame(self) -> LocalFrame | None:
-        """The local frame of the run; None for the one that suits the scene."""
+        """The local frame of the run; None to choose one for the scene."""
         return None
 
     @property
@@ -54,7 +54,7 @@ class Start:
         return contextlib.nullcontext()
 
     def scene_change(self, description: Description, config: RunConfig) -> str:
-        """Returns what has changed in the scene since the run was started; empty for nothing."""
+        """Returns a message about changes of the scene since the run was started; empty if there are none."""
         return ""
 
     def settings(self, config: RunConfig, capture: Capture, ranks: RankGroup, model: Gaussians | None) -> RunConfig:
@@ -62,7 +62,7 @@ class Start:
         raise NotImplementedError
 
     def begin(self, trainer: Trainer, config: RunConfig) -> RunConfig:
-        """Brings the trainer to the state of the start, and returns the settings."""
+        """Restores the trainer from the checkpoint, if there is one, and returns the settings."""
         raise NotImplementedError
 
     def is_extended(self, config: RunConfig) -> bool:
@@ -75,7 +75,7 @@ class NewRun(Start):
     """The start of a new run.
 
     Attributes:
-        configure: Returns the settings for a number of steps, if the run has as many steps as fit into `minutes`.
+        configure: Returns the settings for a number of steps, if `minutes` determine that number; otherwise None.
         minutes: Time for the steps.
     """
 
@@ -85,7 +85,8 @@ class NewRun(Start):
     def while_reading(
         self, config: RunConfig, folder: Path, ranks: RankGroup
     ) -> contextlib.AbstractContextManager[None]:
-        # A run that is killed before its first checkpoint restarts from its config.json. A timed run has no steps yet.
+        # A run that is killed before its first checkpoint is restarted from config.json. With `minutes`, the number of
+        # steps is not known yet.
         return saved_config(config, folder, ranks) if self.configure is None else contextlib.nullcontext()
 
     def settings(self, config: RunConfig, capture: Capture, ranks: RankGroup, model: Gaussians | None) -> RunConfig:
@@ -106,7 +107,7 @@ class SavedRun(Start):
         path: The folder of the checkpoint.
         checkpoint: The newest valid checkpoint, or the one that was asked for.
         errors: Errors of the checkpoints that were skipped.
-        config: The settings of the run, with the path of its scene.
+        config: The settings of the run, with the current path of its scene.
     """
 
     path: Path
@@ -125,11 +126,11 @@ class SavedRun(Start):
         checkpoint: str | None,
         scene: str | None,
     ) -> Self:
-        """Reads a run.
+        """Reads a checkpoint of a run.
 
         Args:
             run: The folder of the run, or one of its checkpoints.
-            ranks: Of a sharded scene, each rank reads its rows.
+            ranks: The ranks of the run; if the scene is sharded, each reads its rows.
             config: Settings of the run, as :func:`.run_checkpoints.read_newest_settings` reads them.
             force, checkpoint: As in :func:`.run_checkpoints.read_newest`.
             scene: As in :func:`.scenes.locate_scene`.
@@ -165,7 +166,7 @@ class SavedRun(Start):
         return difference(self.scene, description, config.scene, with_hash=self.frame is not LEGACY_FRAME)
 
     def settings(self, config: RunConfig, capture: Capture, ranks: RankGroup, model: Gaussians | None) -> RunConfig:
-        # Settings of an older version had other units.
+        # Settings of older versions are in other units.
         return with_relative_lengths(config, scene_extent(capture.train)) if self.frame is LEGACY_FRAME else config
 
     def begin(self, trainer: Trainer, config: RunConfig) -> RunConfig:
@@ -178,9 +179,9 @@ class SavedRun(Start):
 
 
 def check_scene_change(change: str, *, accept: bool) -> None:
-    """Raises FileError if a scene has changed, or prints a warning if that is accepted."""
+    """Raises FileError if the scene has changed; if changes are accepted, prints a warning instead."""
     if not change:
         return
     if not accept:
-        raise FileError(f"{change}; restore them, or use them as they are: --accept-changes")
+        raise FileError(f"{change}; restore them, or accept the changes with --accept-changes")
     print(f"warning: {change}")

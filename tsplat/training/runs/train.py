@@ -1,4 +1,4 @@
-"""Training runs: train on photographs, resume a run, and evaluate one."""
+"""Training runs: training on photographs, resuming, and evaluation."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def train(
         config: Settings of the run, or with `minutes` a function that returns them for a number of steps;
             ``config.scene`` is a folder as for :func:`tsplat.scene.read_capture`.
         out: The run's folder; created if it does not exist.
-        minutes: Time for the steps. A few are measured first, and the run has as many as fit, with their schedules.
+        minutes: Time for the steps. A few steps are measured first, and the number of steps that fit, with the
+            schedules for this number, is trained.
         stop_after: Stop after this number of steps, with the schedules of the full run.
         view: Options of the viewer that shows the training in web browsers; None for no viewer.
 
@@ -87,13 +88,13 @@ def train(
     Raises:
         ArgumentError: The scene is invalid (see :func:`tsplat.scene.read_capture`), or the folder cannot be written to,
             contains another run or is in use.
-        Interrupted: Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 ended training. The last step is saved. A `KeyboardInterrupt`,
-            which ``except Exception`` does not catch.
+        Interrupted: Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 ended training. The last step is saved. This is a subclass of
+            `KeyboardInterrupt`, so ``except Exception`` does not catch it.
         BackendError: The backend cannot run here.
         DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
             ``inspect/``.
         MissingExtraError: A package of the extra ``train`` or, for `view`, ``viewer`` is not installed.
-        UnsupportedError: A view of several ranks.
+        UnsupportedError: A viewer, if there are several ranks.
     """
 
     def configure(steps: int) -> RunConfig:
@@ -128,12 +129,12 @@ def resume(
 ) -> dict[str, Any]:
     """Resumes a run from its newest valid checkpoint; :class:`Trainer` says when this is bit-exact.
 
-    A run that was killed before its first checkpoint starts again from its ``config.json``, and prints that.
+    A run that was killed before its first checkpoint is started again from its ``config.json``, with a message.
 
     Args:
         run: The run's folder, or one of its checkpoints.
-        steps: Extend the run to this number of steps in total, more than it has, finished or not. Its schedules become
-            those of the longer run; see `docs/training.md`. Ranks that torchrun has restarted continue an extended run.
+        steps: Extend the run, finished or not, to this larger total number of steps. Its schedules become those of the
+            longer run; see `docs/training.md`. Ranks that torchrun has restarted continue the extended run.
         stop_after: Stop after this number of steps in total, with the schedules of the full run.
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to read; None for the newest.
@@ -145,7 +146,7 @@ def resume(
         The contents of ``metrics.json``.
 
     Raises:
-        CheckpointError: The run has no valid checkpoint, or not the given one.
+        CheckpointError: The run has no valid checkpoint, or `checkpoint` does not exist.
         AlreadyActivatedError: The parameters look activated already.
         ArgumentError, BackendError, DivergedError, Interrupted, MissingExtraError, UnsupportedError: See :func:`train`.
     """
@@ -162,7 +163,7 @@ def resume(
     require_extras(config)
     device, _, ranks = join_ranks(config)
     if steps == config.steps and ranks.any([is_restarted()], device)[0]:
-        steps = None  # this checkpoint is one of the extended run
+        steps = None  # the checkpoint is already of the extended run
     saved = SavedRun.open(run, ranks, config, force=force, checkpoint=checkpoint, scene=scene)
     config = locate_models(saved.config, saved.scene, saved.folder)
     config = config if steps is None else extend(config, steps)
@@ -178,7 +179,7 @@ def _run(
     *,
     accept_changes: bool = False,
 ) -> dict[str, Any]:
-    """Trains a run to its end, from its start or from a checkpoint, and writes its results."""
+    """Trains a new or resumed run to its end, and writes its results."""
     device, description, ranks = join_ranks(config)
     check_view(view, ranks.world_size)
     with (
@@ -189,7 +190,7 @@ def _run(
         deterministic(config),
     ):
         start.report_skipped()
-        # All ranks have read the checkpoint before any writes.
+        # No rank writes before all ranks have read the checkpoint.
         ranks.barrier()
         if ranks.is_main:
             delete_incomplete(folder / "checkpoints")
@@ -258,7 +259,7 @@ def evaluate_run(
         The contents of ``metrics.json``.
 
     Raises:
-        CheckpointError: The run has no valid checkpoint, or not the given one.
+        CheckpointError: The run has no valid checkpoint, or `checkpoint` does not exist.
         AlreadyActivatedError: The parameters look activated already.
         ArgumentError, BackendError, MissingExtraError: See :func:`train`.
     """
@@ -274,8 +275,8 @@ def evaluate_run(
         capture = read_run_capture(config, device, None, saved.frame)
         if not capture.test:
             raise ArgumentError(
-                f"{run}: there are no held-out views to evaluate; it was trained with test_every=0, or they show "
-                "other blocks"
+                f"{run}: there are no held-out views to evaluate; the run was trained with test_every=0, or all of "
+                "them show other blocks"
             )
         scene_description = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
         check_scene_change(saved.scene_change(scene_description, config), accept=True)
@@ -321,9 +322,9 @@ def fit_and_report(
 ) -> dict[str, Any]:
     """Trains for the remaining steps, writes the results, and returns the contents of ``metrics.json``.
 
-    `initial` are the Gaussians that the run started from; of a sharded scene, this rank's. `stop_after` is a number of
-    steps in total. A run that `is_extended` saves a checkpoint first, with its new number of steps. The other arguments
-    are those of :class:`.loop.RunLoop`.
+    `initial` are the initial Gaussians of the run, or this rank's shard of them. `stop_after` is a total number of
+    steps. If the run `is_extended`, a checkpoint with its new number of steps is saved first. The other arguments are
+    those of :class:`.loop.RunLoop`.
     """
     print_setup(trainer, capture)
     observers: list[Observer] = [ProgressDisplay()]
@@ -349,7 +350,7 @@ def fit_and_report(
     if resumed is not None:
         loop.session.keep_earlier(folder)
     if is_extended:
-        loop.save("checkpoints")  # so that an extended run that is killed stays extended
+        loop.save("checkpoints")  # a run that is killed now stays extended
     views = capture.test or evenly_spaced(capture.train)
     with loop.session.measure("evaluation"):
         scores = score_views(trainer, initial, views, loop.between_views)
@@ -385,7 +386,7 @@ def _check_counts(**counts: int | None) -> None:
 
 
 def _print_scores(scores: Evaluation, exposed: Evaluation) -> None:
-    """Prints a row per view and one of means; with known gains, another one."""
+    """Prints a row per view, a row of means and, if there are known gains, a row of means with these."""
     print(f"{'view':24} {'PSNR':>9} {'SSIM':>7} {'ms':>8}")
     for score in scores:
         print(f"{score.view.name[:24]:24} {score.psnr:6.2f} dB {score.ssim:7.4f} {1000 * score.seconds:8.1f}")
