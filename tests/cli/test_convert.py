@@ -145,7 +145,7 @@ def test_convert_and_export_write_a_page(command, model, tmp_path, capsys):
     out = tmp_path / "scene.html"
     command = [part.format(model=model, out=out) for part in command]
     assert cli.main([*command, "--title", "Three balls", "--up", "0", "0", "1", "--format", "compressed-ply"]) == 0
-    size = f"{out.stat().st_size / 1e6:.1f} MB, 0.0 MB of it for the model, the rest for the viewer"
+    size = f"{out.stat().st_size / 1e6:.1f} MB, of which the model has 0.0 MB and the viewer the rest"
     printed = f"wrote 3 Gaussians to {out}: {size}; losses: every value rounded to 8 to 11 bits\n"
     assert capsys.readouterr().out == f"{printed}next: open {out} in a web browser\n"
     text = out.read_text("utf-8")

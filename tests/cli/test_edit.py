@@ -68,7 +68,7 @@ def test_operations_are_applied_in_their_order(source):
 def test_note_says_where_a_model_of_a_run_keeps_its_cameras(stopped_run, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(stopped_run, run)
-    note = f"note: pages and images of {tmp_path / 'a.ply'} start from a guessed view; those of a model in {run}, "
+    note = f"note: pages and images of {tmp_path / 'a.ply'} start from a guessed view; a model inside {run}, "
     for words, out, is_noted in (
         (["--drop-invalid"], tmp_path / "a.ply", True),
         (["--drop-invalid"], run / "b.ply", False),

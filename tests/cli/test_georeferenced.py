@@ -93,7 +93,7 @@ def test_meshes_in_both_frames(run_folder, tmp_path, suffix, frame, capsys):
     out = tmp_path / f"a{suffix}"
     quick = ("--resolution", "16", "--size", "48", "--depth", "expected")
     assert run("mesh", run_folder, "--out", out, "--frame", frame, *quick) == 0
-    assert f"{out}.world.json has the frame of the files of the scene" in capsys.readouterr().out
+    assert f"{out}.world.json has the transform from the frame of the scene's files" in capsys.readouterr().out
     content = out.read_bytes()
     if suffix == ".obj":
         rows = [line.split()[1:4] for line in content.decode().splitlines() if line.startswith("v ")]

@@ -153,10 +153,10 @@ def test_pull_chooses_a_model_and_writes_no_damaged_one(hub, model, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     hub.files = {("a/b", name): model.read_bytes() for name in ("one.ply", "deep/two.ply", "weights.pt")}
     assert cli.main(["pull", "a/b"]) == 2
-    assert "expected one model, found one.ply, deep/two.ply; choose one by --file" in capsys.readouterr().err
+    assert "expected one model, found one.ply, deep/two.ply; choose one with --file" in capsys.readouterr().err
     assert cli.main(["pull", "a/b", "--file", "weights.pt"]) == 2
     assert cli.main(["pull", "a/b", "--file", "deep/two.ply", "--out", "two.splat"]) == 2
-    assert "--out: expected a name that ends as deep/two.ply" in capsys.readouterr().err
+    assert "--out: expected a name with the suffix of deep/two.ply" in capsys.readouterr().err
     assert cli.main(["pull", "a/b", "--file", "deep/two.ply"]) == 0
     assert (tmp_path / "two.ply").read_bytes() == model.read_bytes()
     hub.files["a/b", "scene.ply"] = model.read_bytes()[:-9]

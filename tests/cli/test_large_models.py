@@ -107,7 +107,7 @@ def test_too_little_memory_for_parts_is_an_error_with_numbers(source, tmp_path, 
             pytest.importorskip("viser")
         assert run(*words, *MEMORY) == 2
         assert "300 Gaussians need about 0." in (error := capsys.readouterr().err)
-        assert "0.0 GB may be used; give more with --memory" in error
+        assert "0.0 GB may be used; allow more with --memory" in error
 
 
 def test_info_prints_the_same(source, capsys):

@@ -175,7 +175,7 @@ def make_invalid_opacity(strategy, params, state, arguments):
 
 MCMC_CASES = {
     "NaN": (make_invalid_opacity, "params: 1 opacities are NaN"),
-    "zero weights": (lambda s, p, *_: p["opacities"].data.fill_(-math.inf), "samples of 0 positive weights"),
+    "zero weights": (lambda s, p, *_: p["opacities"].data.fill_(-math.inf), "as no weight is positive"),
     "no binoms": (lambda s, p, state, a: state.clear(), "state: expected binoms"),
     "shape of binoms": (lambda s, p, state, a: state.update(binoms=torch.ones(51, 50)), "binoms: expected"),
     "learning rate": (lambda s, p, state, a: a.update(lr=math.inf), "lr: expected a finite learning rate"),

@@ -25,27 +25,28 @@ __all__ = ["main"]
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
 MESSAGE_MAX = 1000
-"""Length of a message in characters; a longer one loses its middle."""
+"""Maximum length of a message in characters; longer messages are shortened in the middle."""
 
 WRITE_ELSEWHERE = ("convert", "export", "edit", "render", "mesh", "report", "blocks merge")
-"""Commands that replace no file that they read. Others update those of a run."""
+"""Commands that never overwrite a file that they read. Other commands update files of a run."""
 
 ANYWHERE = ("--quiet", "--verbose")
-"""Options of all commands, which may stand before or after the command."""
+"""Options of all commands, which may be given before or after the command."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line.
 
     Args:
-        argv: Arguments without the program name; those of the process if None. Without any, help is printed.
+        argv: Arguments without the program name; None for those of the process. Without arguments, help is printed.
 
     Returns:
         Exit status: 0 on success; 2 after an error, reported as one line ``tsplat: error: ...`` on stderr; 128 plus
-        its number after a signal, such as 130 after Ctrl-C; 1 if `tsplat doctor` finds no device that works.
+        the number of a signal, such as 130 after Ctrl-C; 1 if `tsplat doctor` finds no device that works.
     """
     protect_output()
-    # Read by PyTorch at its first tensor. Otherwise page faults take a third of a step with 500,000 Gaussians on a CPU.
+    # PyTorch reads this for its first tensor. Without huge pages, page faults take a third of a step with 500,000
+    # Gaussians on a CPU.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     widen_help()
     given = list(sys.argv[1:] if argv is None else argv)
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
             arguments.models += [Path(word) for word in rest if not word.startswith("-")]
             rest = [word for word in rest if word.startswith("-")]
         arguments.rest = rest
-        # Stdout is the result of these commands; other commands print a log.
+        # These commands print their result on stdout; others print a log.
         is_result = arguments.command in ("info", "doctor", "view") or getattr(arguments, "json", "--json" in rest)
         protect_output(full_disk=not is_result)
         subcommand = getattr(arguments, "subcommand", "")
@@ -79,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except SystemExit as error:
-        if isinstance(error.code, int) and error.code > 128:  # of `exit_on_signals`
+        if isinstance(error.code, int) and error.code > 128:  # raised by `exit_on_signals`
             print(f"tsplat: stopped by {signal.Signals(error.code - 128).name}", file=sys.stderr)
         raise
     except Interrupted as error:
@@ -94,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ArgumentError, UnsupportedError, BackendError, PeerError, MemoryBudgetError, ArithmeticError) as error:
         return _report(str(error), given)
     except (MemoryError, RuntimeError) as error:
-        # On a CPU, PyTorch raises a RuntimeError that only its message distinguishes.
+        # On a CPU, PyTorch raises a RuntimeError, which is only recognizable by its message.
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
             raise
         return _report("out of memory; use smaller images", given)
@@ -102,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _verbose_log() -> Iterator[None]:
-    """Prints messages of the logger ``tsplat`` on stderr, such as why calls are not replayed."""
+    """Context manager that prints messages of the logger ``tsplat`` on stderr, such as why calls are not replayed."""
     logger, handler = logging.getLogger("tsplat"), logging.StreamHandler()
     before = logger.level
     logger.addHandler(handler)
@@ -115,8 +116,11 @@ def _verbose_log() -> Iterator[None]:
 
 
 def _report(message: str, words: Sequence[str]) -> int:
-    """Prints the exception that is handled as one line, with the rank if a launcher started this process, after its
-    traceback if the words of the command line have ``--verbose``; returns the exit status."""
+    """Prints an error message as one line on stderr, and returns the exit status.
+
+    The line names the rank if a launcher started this process. With ``--verbose`` among the words of the command line,
+    the traceback of the current exception is printed before.
+    """
     if "--verbose" in words:
         traceback.print_exc()
     rank = f" rank {os.environ['RANK']}:" if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else ""
@@ -126,8 +130,7 @@ def _report(message: str, words: Sequence[str]) -> int:
 
 
 def _one_line(message: str) -> str:
-    """Returns a message as one line of at most :data:`MESSAGE_MAX` characters, with escapes for those that terminals
-    obey."""
+    """Returns a message as one line of at most :data:`MESSAGE_MAX` characters, with control characters escaped."""
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
     half = MESSAGE_MAX // 2 - 3
     return text if len(text) <= MESSAGE_MAX else f"{text[:half]} [...] {text[-half:]}"

@@ -1,4 +1,4 @@
-"""Types of arguments: paths and numbers, and arguments of `add_argument` for them."""
+"""Argument types: parsers of paths and numbers, and common keyword arguments of `add_argument`."""
 
 import argparse
 import math
@@ -13,15 +13,14 @@ SIZE_MAX = 16384
 
 
 def path(text: str) -> Path:
-    """Parses a path that is not empty: an empty one, as of a shell variable that is not set, would be the current
-    folder."""
+    """Parses a nonempty path: an empty one, as from an unset shell variable, would be the current folder."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"expected a path, found {text!r}")
     return Path(text)
 
 
 def model_path(text: str) -> Path:
-    """Parses a path to read a model from; no pipe, as the format is detected before the file is read."""
+    """Parses the path of a model to read; not a pipe, as its format is detected before it is read."""
     model = path(text)
     raise_if_special(model)
     return model
@@ -61,7 +60,7 @@ def integer(text: str, low: int, high: int) -> int:
     return int(text)
 
 
-# Sizes of images in pixels, positive numbers of things, steps, ports, and seeds of 63 and 31 bits.
+# Image sizes in pixels, positive counts, steps, ports, and seeds of 63 and 31 bits.
 size = partial(integer, low=1, high=SIZE_MAX)
 count = partial(integer, low=1, high=10**9)
 steps = partial(integer, low=0, high=10**9)
@@ -77,7 +76,7 @@ BOX: dict[str, Any] = {"type": number, "nargs": 6, "metavar": ("X0", "Y0", "Z0",
 
 
 def box_of(numbers: list[float] | None) -> Box | None:
-    """Returns the two corners that an option of :data:`BOX` has; None if it is not given."""
+    """Returns the two corners of a box, given the value of an option of :data:`BOX`; None if it is not given."""
     if numbers is None:
         return None
     x0, y0, z0, x1, y1, z1 = numbers
@@ -85,7 +84,7 @@ def box_of(numbers: list[float] | None) -> Box | None:
 
 
 def amount(text: str) -> int | float:
-    """Parses a positive number of things, or a percentage of them up to 100%, which becomes a float up to 1."""
+    """Parses a positive count, or a percentage above 0 and up to 100%, which becomes a float up to 1."""
     if not text.endswith("%"):
         return count(text)
     share = number(text[:-1]) / 100

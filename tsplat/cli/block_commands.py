@@ -1,4 +1,4 @@
-"""``tsplat blocks``: commands that plan blocks of a scene, train them, and merge their models."""
+"""``tsplat blocks``: commands that plan the blocks of a scene, train them, and merge their models."""
 
 import time
 from argparse import Namespace
@@ -38,19 +38,19 @@ def add_blocks_options(parser: Parser) -> None:
     layout.add_argument("--blocks", **COUNT, help="number of blocks, with about equal numbers of points")
     grid: dict[str, Any] = {"type": count, "nargs": 2, "metavar": ("COLUMNS", "ROWS")}
     layout.add_argument("--grid", **grid, help="numbers of columns and of rows in each")
-    margin = "by how much of its size a block is expanded on each side for training (0.2)"
+    margin = "margin on each side of a block during training, as a fraction of its size (0.2)"
     add("--margin", type=number, default=0.2, metavar="F", help=margin)
-    share = "share of what a view shows from which it is assigned to a block, besides the one it shows most of (0.03)"
+    share = "a view is assigned to each block that has at least this share of it, and to the block with the most (0.03)"
     add("--min-share", type=number, default=0.03, metavar="F", help=share)
 
-    help = "train all blocks one after another, or those given; finished ones are skipped, stopped ones are resumed"
+    help = "train all blocks, or the given ones, one after another; finished blocks are skipped, stopped ones resumed"
     usage = "tsplat blocks train [-h] [--scene SCENE] PLAN [K ...] [OPTIONS of tsplat train]"
     add = subcommand("train", train, help, usage=usage)
     add("plan", type=path, metavar="PLAN", help="folder of the plan; indices of blocks and options may follow")
-    add("--scene", metavar="SCENE", help="scene folder, if it has moved since it was planned")
+    add("--scene", metavar="SCENE", help="scene folder, if it has moved since the blocks were planned")
     subparsers.choices["train"].set_defaults(takes_options=True)
 
-    add = subcommand("merge", merge, "write one model of what each block keeps inside of its borders")
+    add = subcommand("merge", merge, "merge the Gaussians that each block has inside of its borders into one model")
     add("plan", type=path, metavar="PLAN", help="folder of the plan, with all blocks trained")
     add("--out", type=path, required=True, metavar="MODEL", help=f"output file, {ENDINGS}")
     add("--format", choices=FORMATS, help="format of the output (that of its name)")
@@ -64,7 +64,7 @@ def plan(arguments: Namespace) -> int:
         if trained:
             raise ArgumentError(f"{folder}: {trained[0]} belongs to the plan that is there; choose another folder")
         with stage_display() as show:
-            # Distortion is ignored, and nothing is held out.
+            # The plan ignores distortion, and uses all views.
             capture = read_capture(
                 arguments.scene, on_progress=lambda done, total: show("reading", done, total), cameras="native"
             )
@@ -97,7 +97,7 @@ def train(arguments: Namespace) -> int:
     def parse_options(steps: int | None = None) -> Namespace:
         if {"--resume", "--out", "--block", "--view", "--json"} & {word.partition("=")[0] for word in rest}:
             raise ArgumentError(
-                "--resume, --out, --block, --view, --json: not with tsplat blocks train; to train one block by itself: "
+                "--resume, --out, --block, --view, --json: not with tsplat blocks train; to train a single block: "
                 f"tsplat train SCENE --block {arguments.plan}:K --out {arguments.plan}/block_K"
             )
         return parse([arguments.scene or block_plan.scene, "--out", str(arguments.plan), *rest], steps)

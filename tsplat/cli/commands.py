@@ -1,7 +1,7 @@
-"""The subcommands: their options, and for each a function from parsed arguments to an exit status.
+"""Subcommands: for each, a function that adds its options, and one that runs it and returns an exit status.
 
-The viewer and `tsplat.training` are imported when a subcommand needs them, so that ``tsplat --help`` is fast, and
-rendering, converting and describing a model import nothing of `tsplat.training`; describing a run does.
+The viewer and `tsplat.training` are imported only by the subcommands that use them, so that ``tsplat --help``, and
+rendering, converting and describing a model start fast.
 """
 
 import argparse
@@ -60,25 +60,25 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
     single = "whether all photographs of a folder share one camera and focal length (yes)"
     add("--single-camera", action=argparse.BooleanOptionalAction, default=True, help=single)
     lens = (
-        "lens model to fit; EQUIRECTANGULAR for 360° panoramas (that, if the metadata of photographs or video says "
-        "so; else SIMPLE_RADIAL)"
+        "lens model to fit; EQUIRECTANGULAR for 360° panoramas (EQUIRECTANGULAR if the metadata says so, else "
+        "SIMPLE_RADIAL)"
     )
     add("--camera-model", choices=FITTED_MODELS, help=lens)
     matching = (
-        "what to match each photograph with: all, those near in the order of names, or the most similar "
-        "(auto: all of up to 200 photographs or 30 frames, then the most similar, or frames in sequence)"
+        "photographs to match with each other: all, neighbors in the order of names, or the most similar ones "
+        "(auto: all for up to 200 photographs or 30 frames; else the most similar photographs, or neighboring frames)"
     )
     add("--matching", choices=MATCHINGS, default="auto", help=matching)
     add("--frames", **COUNT, help="frames to take from a video (4 per second, 50 to 300)")
     masks = "folder of masks, a.png or a.jpg.png for a.jpg, or one image for all photographs; white is valid"
     add("--masks", type=path, metavar="MASKS", help=masks)
-    below = "mask panoramas more than so many degrees under the horizon, where the operator is"
+    below = "mask the part of panoramas more than this angle below the horizon, where the operator is"
     add("--mask-below", type=number, metavar="DEG", help=below)
     add("--seed", type=small_seed, default=0, metavar="S", help="random seed (0)")
 
 
 def prepare(arguments: Namespace) -> int:
-    """Runs ``tsplat prepare``, whose arguments are named as those of the function."""
+    """Runs ``tsplat prepare``; its arguments have the names of the function's parameters."""
     require_installed("pycolmap")
     require("PIL", "rich")
     with stage_display() as show:
@@ -107,7 +107,7 @@ def prepare(arguments: Namespace) -> int:
 
 def add_view_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    models = f"{MODEL}; or a scene folder, whose sparse points are shown; several to choose from"
+    models = f"{MODEL}; or a scene folder, whose sparse points are shown; the viewer can switch between several"
     add("models", type=model_path, nargs="+", metavar="MODEL", help=models)
     add_checkpoint(parser)
     add("--scene", metavar="SCENE", help="scene folder of a run, if it has moved since training")
@@ -122,8 +122,8 @@ def add_view_options(parser: argparse.ArgumentParser) -> None:
         port={"type": port},
     )
     draw = (
-        "what draws the images at first: server, or browser if it has WebGL 2 on a GPU; the page has a control "
-        "for it (server)"
+        "where images are first drawn: server, or browser if it has WebGL 2 on a GPU; the page has a control for it "
+        "(server)"
     )
     add("--draw", choices=get_args(DrawnBy), default="server", help=draw)
     add_backend(parser)
@@ -157,7 +157,7 @@ def view(arguments: Namespace) -> int:
             **options,
         )
 
-    # Beside runs, other models need no checkpoint.
+    # The option applies to runs only, if there are any among the models.
     runs = [model for model in arguments.models if is_run(model)] or arguments.models
     models = []
     for model in arguments.models:
@@ -253,7 +253,7 @@ def evaluate(arguments: Namespace) -> int:
     with result_only(arguments, arguments.json):
         metrics = evaluate_run(arguments.run_folder, **options)
     if not arguments.json:
-        # The page is about the newest checkpoint, and uses results in the folder of the run.
+        # `tsplat report` shows the newest checkpoint, and reads evaluations in the folder of the run.
         if arguments.checkpoint is None and arguments.out is None:
             scene = [] if arguments.scene is None else ["--scene", arguments.scene]
             print_next("report", arguments.run_folder, *scene)

@@ -16,7 +16,7 @@ class PrintCompletion(argparse.Action):
 
         from .train_options import list_options
 
-        train = parser.commands["train"]  # which has no options yet, see :func:`.train_options.parse`
+        train = parser.commands["train"]  # its options are added when it is parsed, see :func:`.train_options.parse`
         train.add_argument("scene", type=path)
         for option, choices in list_options().items():
             train.add_argument(option, choices=choices or None)
@@ -26,7 +26,7 @@ class PrintCompletion(argparse.Action):
 
 
 def _complete_files(parser: argparse.ArgumentParser, files: object) -> None:
-    """Lets paths be completed by the names of files, in a parser and in those of its subcommands."""
+    """Enables completion of file names for arguments that are paths, in a parser and its subcommands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

@@ -1,4 +1,4 @@
-"""``tsplat doctor``: reports installed packages and usable devices, and how to fix what is missing."""
+"""``tsplat doctor``: reports installed packages and usable devices, and how to fix problems."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor(arguments: Namespace) -> int:
-    """Prints the report, line by line or as one JSON object; returns 0 if rendering works on some device, else 1."""
+    """Prints the report, line by line or as one JSON object; returns 0 if rendering works on any device, else 1."""
     show = (lambda _line: None) if arguments.json else print
     show(f"tsplat {__version__}, Python {platform.python_version()}, {platform.platform()}")
     packages = _find_packages(show)
@@ -68,7 +68,7 @@ def _find_packages(show: Callable[[str], object]) -> dict[str, str | None]:
 
 
 def _check_devices(devices: list[torch.device], show: Callable[[str], object]) -> list[dict[str, Any]]:
-    """Shows and returns, for each device, its backend, why that one, and whether it works (`ok`) or what fails."""
+    """Shows and returns, for each device, its backend, the reason for this choice, and whether it works (`ok`)."""
     show("devices")
     checked = []
     for device in devices:
@@ -83,11 +83,11 @@ def _check_devices(devices: list[torch.device], show: Callable[[str], object]) -
 
 
 def _advice(missing: list[str], has_gpu: bool, driver_problem: str | None = None) -> list[str]:
-    """Returns what to install or change, one line each."""
+    """Returns advice on what to install or change, as lines."""
     advice = []
     if not has_gpu:
         advice.append(
-            "no GPU: PyTorch finds none; check the driver (nvidia-smi or rocminfo)"
+            "no GPU: PyTorch does not find one; check the driver (nvidia-smi or rocminfo)"
             if torch.version.cuda or torch.version.hip
             else "no GPU: this PyTorch has no CUDA or ROCm; on a machine with a GPU, install one from pytorch.org"
         )
@@ -109,7 +109,7 @@ def _advice(missing: list[str], has_gpu: bool, driver_problem: str | None = None
 
 
 def _find_problem(device: torch.device) -> str | None:
-    """Renders one Gaussian on a device; returns what goes wrong, or None if it shows."""
+    """Renders one Gaussian on a device. Returns a description of the problem, or None if it is visible."""
     try:
         K = torch.tensor([[16.0, 0.0, 8.0], [0.0, 16.0, 8.0], [0.0, 0.0, 1.0]], device=device, dtype=torch.float32)
         camera = Camera(torch.eye(4, device=device, dtype=torch.float32), K, width=16, height=16)

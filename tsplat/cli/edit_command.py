@@ -1,4 +1,4 @@
-"""``tsplat edit``: operations on a model, in memory or part by part, one after another."""
+"""``tsplat edit``: applies operations to a model, in memory or part by part."""
 
 import argparse
 import contextlib
@@ -40,11 +40,11 @@ from .shared_steps import open_model_of, refuse
 MATRIX_BYTES_MAX = 1 << 16
 
 MOVES = ("--translate", "--rotate", "--scale", "--transform", "--up")
-"""Operations that move the model by a matrix."""
+"""Operations that transform the model by a matrix."""
 
 
 class Operation(argparse.Action):
-    """Appends the operation of an option to `operations`, so that they are applied in their order."""
+    """Appends an option and its values to `operations`, which preserves the order on the command line."""
 
     def __call__(
         self, _parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
@@ -76,12 +76,12 @@ def add_edit_options(parser: argparse.ArgumentParser) -> None:
     add("--drop-invalid", nargs=0, help="remove Gaussians with values such as NaN")
     add("--sh-degree", type=int, choices=range(5), help="degree of the spherical harmonics; 0 removes view dependence")
     add("--merge", type=model_path, metavar="MODEL", help="add the Gaussians of another model")
-    decimate = "merge Gaussians until this many, or this percentage, are left, with the least change of images"
+    decimate = "merge Gaussians until this number or percentage is left, with the least change of images"
     add("--decimate", type=amount, metavar="N|P%", help=decimate)
     decimation = parser.add_argument_group("options for --decimate")
-    finetune = "optimize what is left for this many steps on images of the model before; 0 for none (200)"
+    finetune = "number of steps that optimize the decimated model on images of the original; 0 for none (200)"
     decimation.add_argument("--finetune", type=steps, metavar="STEPS", help=finetune)
-    cameras = "cameras whose images are to change least, in the frame of MODEL (a run: its own; else around the model)"
+    cameras = "cameras whose images should change least, in the frame of MODEL (a run: its own; else around the model)"
     decimation.add_argument("--cameras", type=path, metavar="CAMERAS.json", help=cameras)
     add_backend(decimation)
 
@@ -126,24 +126,24 @@ def edit(arguments: Namespace) -> int:
 
 
 def _note_lost_cameras(model: Path, out: Path) -> None:
-    """Prints where to write a model of a run so that commands still find the run's cameras."""
+    """Prints a note if the output is outside of its run's folder, where commands do not find the run's cameras."""
     run = find_run(model)
     if run is not None and find_run(out) is None:
         print(
-            f"note: pages and images of {out} start from a guessed view; those of a model in {run}, such as "
-            f"{run / 'edited.ply'}, start from the run's cameras",
+            f"note: pages and images of {out} start from a guessed view; a model inside {run}, such as "
+            f"{run / 'edited.ply'}, starts from the run's cameras",
             flush=True,
         )
 
 
 def _open_other(arguments: Namespace, path: Path, *, in_memory: bool) -> Rows:
-    """Opens the model that is merged into another one."""
+    """Opens a model that is to be merged into the edited one."""
     large = None if in_memory else open_large(arguments, "ply", path)
     return as_rows(open_model(path, force=arguments.force, warn=warn_user)) if large is None else large
 
 
 def _align_frames(other: Model, path: Path, georeference: Georeference | None) -> Model:
-    """Moves a model that is merged to the frame of the edited one, if the georeferences of both are known."""
+    """Moves a model to the frame of the edited one, into which it is merged, if both georeferences are known."""
     other_georeference = read_georeference(path)
     if other_georeference is None or georeference is None or torch.equal(other_georeference.world, georeference.world):
         return other
@@ -152,7 +152,7 @@ def _align_frames(other: Model, path: Path, georeference: Georeference | None) -
 
 
 def edit_independently(gaussians: Gaussians, option: str, values: Any) -> Gaussians:
-    """Applies an operation that depends on no other Gaussian; see ``tsplat edit --help``."""
+    """Applies an operation that treats each Gaussian independently; see ``tsplat edit --help``."""
     match option, values:
         case "--crop", _:
             return crop_gaussians(gaussians, (tuple(values[:3]), tuple(values[3:])))
@@ -166,13 +166,13 @@ def edit_independently(gaussians: Gaussians, option: str, values: Any) -> Gaussi
 
 
 class MemoryEdit:
-    """A model in memory while it is edited; :class:`LargeEdit` is for others, with the same methods."""
+    """A model that is edited in memory. :class:`LargeEdit` has the same methods for models larger than memory."""
 
     def __init__(self, arguments: Namespace) -> None:
         self.arguments = arguments
         self.gaussians = open_model_of(arguments)
         self.transform = similarity()
-        """[4, 4] fp64, from the frame of the file to that of the model now."""
+        """[4, 4] fp64, from the frame of the file to the current frame of the model."""
 
     def add(self, option: str, function: Callable[[Gaussians], Gaussians]) -> None:
         self._replace(option, function(self.gaussians))
@@ -185,7 +185,7 @@ class MemoryEdit:
         self._replace("--merge", merge_models([self.gaussians, other.read(0, len(other))], warn=warn_user))
 
     def decimate(self, amount: int | float) -> None:
-        """Decimates to a count, or to a share if `amount` is a float."""
+        """Decimates to a count, or to a fraction if `amount` is a float."""
         arguments, gaussians = self.arguments, self.gaussians
         cameras = self._cameras() or cameras_around(gaussians)
         device, _ = pick_device(arguments.backend)
@@ -210,7 +210,7 @@ class MemoryEdit:
         report_counts(option, before, len(gaussians))
 
     def _cameras(self) -> list[Camera]:
-        """Returns the cameras of a file or of the run, moved as the model was; none for other models."""
+        """Returns the training cameras of a file or of the run, transformed like the model; empty if there are none."""
         arguments = self.arguments
         cameras = read_cameras(arguments.cameras) if arguments.cameras else find_cameras(arguments.model)
         return [move_camera(camera, self.transform) for camera in cameras if not camera.is_test]

@@ -1,6 +1,6 @@
-"""``tsplat share`` and ``tsplat pull``: models on the Hugging Face Hub. Need the extra ``hub``.
+"""``tsplat share`` and ``tsplat pull``: models on the Hugging Face Hub. They require the extra ``hub``.
 
-A repository holds a model, an image of it and a model card. Photographs, cameras and where the scene is stay here.
+A repository contains a model, an image of it and a model card. Photographs, cameras and georeferences are not uploaded.
 """
 
 import argparse
@@ -67,10 +67,10 @@ tsplat view {local}
 RETRY = "check the name and the network, and try again"
 LOGIN = "run hf auth login with a token that may do that, or set HF_TOKEN"
 ADVICE = {401: LOGIN, 403: LOGIN, 404: f"check the name; if the repository is private, {LOGIN}"}
-"""Advice by the status of an answer; else :data:`RETRY`."""
+"""Advice by HTTP status; :data:`RETRY` for others."""
 
 CLIENTS = ("huggingface_hub", "httpx2", "httpx", "requests")
-"""Packages whose exceptions are errors of connections; versions of huggingface_hub have different ones below."""
+"""Packages whose exceptions are connection errors; versions of huggingface_hub use different HTTP clients."""
 
 
 def repository(text: str) -> str:
@@ -122,7 +122,7 @@ def share(arguments: Namespace) -> int:
 
 
 def _license(arguments: Namespace) -> str:
-    """Returns the license of the model; asks for it, if it is not given. Raises ArgumentError without a terminal."""
+    """Returns the license of the model, and asks for it if it is not given. Raises ArgumentError without a terminal."""
     given: str | None = arguments.license
     if given is None:
         if sys.stdin is None or not sys.stdin.isatty():
@@ -135,7 +135,7 @@ def _license(arguments: Namespace) -> str:
 
 @torch.no_grad()
 def _preview(gaussians: Gaussians, arguments: Namespace) -> Tensor:
-    """Returns an image of a model, [H, W, 3]: of a run from its first camera."""
+    """Renders an image of a model, [H, W, 3]; a run is shown from its first camera."""
     valid = drop_invalid(gaussians, warn_user)
     camera = first_view(valid, find_cameras(arguments.model)).camera(*PREVIEW_SIZE)
     background = find_background(arguments.model) or (0.0, 0.0, 0.0)
@@ -186,7 +186,7 @@ def pull(arguments: Namespace) -> int:
         out = Path(_local_name(name, file)) if arguments.out is None else arguments.out
         if arguments.out is not None and format_of(out, None) != format_of(file, None):
             raise ArgumentError(
-                f"--out: expected a name that ends as {file}, found {str(out)!r}; convert it afterwards"
+                f"--out: expected a name with the suffix of {file}, found {str(out)!r}; convert the model afterwards"
             )
         check_output(out)
         with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +200,7 @@ def pull(arguments: Namespace) -> int:
 
 
 def _choose(name: str, files: list[str], wanted: str | None) -> str:
-    """Returns the file of a repository that is its model. Raises FileError if there is none, or several."""
+    """Returns the name of a repository's model file. Raises FileError if there is none, or several."""
     models = [file for file in files if file.endswith(MODEL_ENDINGS)]
     if wanted is not None:
         if wanted not in models:
@@ -208,7 +208,7 @@ def _choose(name: str, files: list[str], wanted: str | None) -> str:
         return wanted
     shared = [file for file in NAMES if file in models] or models
     if not shared or (len(shared) > 1 and shared is models):
-        raise FileError(f"{name}: expected one model, found {', '.join(models) or 'none'}; choose one by --file")
+        raise FileError(f"{name}: expected one model, found {', '.join(models) or 'none'}; choose one with --file")
     return shared[0]
 
 

@@ -1,4 +1,4 @@
-"""Commands on models that are larger than memory, which are read range by range."""
+"""Support of commands for models that are larger than memory, which are read in parts."""
 
 import contextlib
 import os
@@ -31,13 +31,13 @@ LIBRARIES = 250 << 20
 """Bytes of memory without a model."""
 
 LARGE_FILE = 1 << 26
-"""Bytes of a PLY from which on the viewer shows the progress of reading it."""
+"""Minimum size in bytes of a PLY for which the viewer shows the progress of reading."""
 
 PASS_SECONDS = 10.0
-"""Time of a pass over all rows after which its progress is printed, without a terminal."""
+"""Seconds after which the progress of a pass over all rows is printed, without a terminal."""
 
 FRAMING = 1 << 17
-"""Gaussians of a model larger than memory by which cameras are placed."""
+"""Number of Gaussians that are sampled from a model larger than memory, to place cameras."""
 
 MEMORY: dict[Task, tuple[int, int]] = {
     "info": (400 << 20, 24),
@@ -50,23 +50,23 @@ MEMORY: dict[Task, tuple[int, int]] = {
     "render": (1150 << 20, 30),
     "view": (650 << 20, 25),
 }
-"""Bytes of memory of a task that works range by range, in all and per Gaussian. ``benchmarks/out_of_core.py`` measures
-them."""
+"""Bytes of memory of a task that reads a model in parts: a constant, and bytes per Gaussian. They are measured by
+``benchmarks/out_of_core.py``."""
 
 
 def open_large(arguments: Namespace, task: Task, path: Path | None = None) -> Rows | None:
-    """Opens the model of a command as rows if it does not fit into memory and can be read in parts; else None.
+    """Opens the model of a command as rows, if it does not fit into memory and can be read in parts; else returns None.
 
-    Memory is ``--memory``, or what is free. Prints on stderr how much is needed.
+    The memory is ``--memory`` or, without it, the free memory. Prints on stderr how much is needed.
 
     Raises:
-        FileError: Reading it range by range needs more, too; or as :func:`tsplat.scene.read_ply`.
+        FileError: Reading the model in parts needs more memory, too; or as :func:`tsplat.scene.read_ply`.
     """
     path = arguments.model if path is None else path
     limit = _limit(arguments)
     if limit is None or not path.is_file() or path.suffix.lower() != ".ply":
         return None
-    # Quickly: a Gaussian has at least 11 floats.
+    # A quick bound of the number of Gaussians: each has at least 11 floats.
     if LIBRARIES + path.stat().st_size / 44 * max(IN_MEMORY.values()) <= limit:
         return None
     rows = open_ply_rows(path, warn=warn_user)
@@ -88,9 +88,9 @@ def warn_user(message: str) -> None:
 
 
 def read_to_view(arguments: Namespace, path: Path) -> Gaussians | None:
-    """Reads a large PLY for the viewer, and displays the progress; None for other models.
+    """Reads a large PLY for the viewer, and displays the progress; returns None for other models.
 
-    One that does not fit into memory is merged until it does. Raises as :func:`open_large`.
+    A model that does not fit into memory is decimated until it fits. Raises as :func:`open_large`.
     """
     rows = open_large(arguments, "view", path)
     if rows is None:
@@ -103,7 +103,7 @@ def read_to_view(arguments: Namespace, path: Path) -> Gaussians | None:
 
 
 def _read_with_progress(path: Path) -> Gaussians | None:
-    """Reads a binary PLY of 64 MiB or more; None for other models."""
+    """Reads a binary PLY of at least :data:`LARGE_FILE` bytes; returns None for other models."""
     if not path.is_file() or path.suffix.lower() != ".ply" or path.stat().st_size < LARGE_FILE:
         return None
     rows = open_ply_rows(path, warn=warn_user)
@@ -118,7 +118,7 @@ def _read_with_progress(path: Path) -> Gaussians | None:
 
 
 def describe_memory(path: str | os.PathLike[str], gaussians: Gaussians) -> str:
-    """Returns how many Gaussians a model in memory has, and how much memory the viewer may need for them."""
+    """Returns a message with the number of Gaussians of a model in memory, and the memory that the viewer may need."""
     size = sum(tensor.nbytes for tensor in gaussians.tensors().values())
     return (
         f"{path}: {len(gaussians):,} Gaussians of SH degree {gaussians.sh_degree}, {size / 1e9:.2f} GB in memory; up "
@@ -128,7 +128,7 @@ def describe_memory(path: str | os.PathLike[str], gaussians: Gaussians) -> str:
 
 @contextlib.contextmanager
 def show_passes(rows: Rows) -> Iterator[None]:
-    """Displays the progress of passes over rows that take long, unless they are in memory."""
+    """Context manager that displays the progress of long passes over rows, unless they are in memory."""
     if isinstance(rows, MemoryRows):
         yield
         return
@@ -138,7 +138,7 @@ def show_passes(rows: Rows) -> Iterator[None]:
 
 
 def _limit(arguments: Namespace) -> int | None:
-    """Returns the bytes of memory that a command may use; None if that is not known."""
+    """Returns the bytes of memory that a command may use; None if it is unknown."""
     return available_bytes() if arguments.memory is None else int(arguments.memory * 1e9)
 
 
@@ -149,8 +149,8 @@ def _check_memory(path: Path, rows: Rows, task: Task, limit: int) -> None:
     if memory > limit:
         raise FileError(
             f"{path}: {len(rows):,} Gaussians need about {memory / 1e9:.1f} GB of memory even if they are read part by "
-            f"part, {limit / 1e9:.1f} GB may be used; give more with --memory, or split the model with tsplat edit "
-            "--crop"
+            f"part, but only {limit / 1e9:.1f} GB may be used; allow more with --memory, or split the model with "
+            "tsplat edit --crop"
         )
     print(
         f"{path}: {len(rows):,} Gaussians, {path.stat().st_size / 1e9:.2f} GB, are read part by part: about "
@@ -161,11 +161,12 @@ def _check_memory(path: Path, rows: Rows, task: Task, limit: int) -> None:
 
 
 class LargeEdit:
-    """Rows while they are edited. Operations on single Gaussians are applied together, when the result is needed. A
-    context manager, which closes the files.
+    """A model larger than memory that is edited. As a context manager, it closes its files.
+
+    Operations on single Gaussians are collected, and applied together when the result is needed.
 
     Attributes:
-        rows: The rows before those operations.
+        rows: The rows before the collected operations.
     """
 
     def __init__(self, rows: Rows, folder: Path) -> None:
@@ -186,11 +187,11 @@ class LargeEdit:
         self._pending.append((option, function))
 
     def move(self, option: str, matrix: Tensor) -> None:
-        """Adds a move by a matrix [4, 4]."""
+        """Adds a transform by a matrix [4, 4]."""
         self.add(option, lambda gaussians: transform_gaussians(gaussians, matrix))
 
     def finish(self) -> Rows:
-        """Applies the operations, and returns the rows. Raises ArgumentError if none are left."""
+        """Applies the collected operations, and returns the rows. Raises ArgumentError if no Gaussians are left."""
         pending, self._pending = self._pending, []
         if not pending:
             return self.rows
@@ -211,7 +212,7 @@ class LargeEdit:
         return self.rows
 
     def merge(self, other: Rows) -> None:
-        """Adds the rows of another model."""
+        """Appends the rows of another model."""
         first = self.finish()
         empty = merge_models([first.read(0, 0), other.read(0, 0)], warn=warn_user)
         parts = (merge_models([empty, part], warn=lambda _: None) for rows in (first, other) for part in rows.chunks())
@@ -220,7 +221,7 @@ class LargeEdit:
         report_counts("--merge", before, len(self.rows))
 
     def decimate(self, amount: int | float, option: str = "--decimate") -> None:
-        """Decimates to a count, or to a share if `amount` is a float; `option` is for messages."""
+        """Decimates to a count, or to a fraction if `amount` is a float; `option` is for messages."""
         before = len(self.finish())
         if not all(bool(part.valid.all()) for part in self.rows.chunks()):
             self.add("without invalid values", lambda part: part.select(part.valid))

@@ -40,17 +40,17 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
     add("--data", type=path, metavar="SCENE", help=data)
     add("--views", **COUNT, default=100, help="maximum number of cameras, evenly chosen (100)")
     add("--size", **SIZE, default=640, help="longest side of the depth images in pixels (640)")
-    depth = "depth at which a ray meets the surface: the mean, or around where half of the light is left (median)"
+    depth = "depth at which a ray meets the surface: the mean, or that around which transmittance is one half (median)"
     add("--depth", choices=get_args(DepthKind), default="median", help=depth)
     add("--voxel", type=positive, metavar="SIZE", help="edge of a voxel in world units")
     add("--resolution", **COUNT, help="number of voxels along the longest side, in place of --voxel (256)")
     add("--bounds", **BOX, help="extract only inside the box with these two corners (what the cameras show)")
     truncation = "distance from the surface within which depths are averaged, in voxels (4)"
     add("--truncation", type=positive, default=TRUNCATION, metavar="N", help=truncation)
-    components = "keep only so many connected components, the largest (those with 1%% of the area of the largest)"
+    components = "number of connected components to keep, by area (those with at least 1%% of the area of the largest)"
     add("--components", **COUNT, help=components)
-    add("--faces", **COUNT, help="decimate to so many triangles (all)")
-    memory = "memory that the grid may take; a larger grid is refused, with the voxel that fits (memory that is free)"
+    add("--faces", **COUNT, help="decimate to this number of triangles (all)")
+    memory = "maximum memory of the grid; the error for a larger grid states the voxel that fits (free memory)"
     add("--memory", type=positive, metavar="GB", help=memory)
     add_frame(parser)
     add_backend(parser)
@@ -84,7 +84,7 @@ def mesh(arguments: Namespace) -> int:
                         arguments, "depth", "voxel", "resolution", "truncation", "components", "faces", "backend"
                     ),
                 )
-        frame: ModelFrame = "local" if georeference is None else arguments.frame  # where nothing moves, they are one
+        frame: ModelFrame = "local" if georeference is None else arguments.frame  # both frames are equal without one
         write_mesh(out, surface, georeference=georeference, frame=frame)
     print(
         f"wrote {out}: {len(surface.vertices)} vertices, {len(surface.faces)} triangles, "
@@ -95,7 +95,7 @@ def mesh(arguments: Namespace) -> int:
 
 
 def _find_cameras(arguments: Namespace, gaussians: Gaussians, show: Show) -> tuple[list[Camera], str]:
-    """Returns the cameras to render, and where they are from."""
+    """Returns the cameras to render, and a phrase that says where they come from."""
     data, size = arguments.data, arguments.size
     if data is not None and data.suffix.lower() == ".json" and not data.name.startswith("transforms"):
         cameras, source = read_cameras(data), f"of {data}"

@@ -34,7 +34,7 @@ from .shared_steps import (
 
 OUTPUT = f"output file, {ENDINGS}; .html for a page that shows the model in a web browser"
 EXTRAS = ("description", "annotations", "walk", "url")
-"""Options of pages that are those of :class:`tsplat.viewing.PageExtras`."""
+"""Options of pages with the names of attributes of :class:`tsplat.viewing.PageExtras`."""
 
 
 def add_convert_options(parser: argparse.ArgumentParser) -> None:
@@ -52,15 +52,15 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     format = (
-        "format of the output (that of its name; .spz is SPZ 3; spz4 is SPZ 4); of the model in an .html: sog, "
-        "compressed-ply, or streamed-sog for files beside it (sog)"
+        "format of the output (by its name; .spz is SPZ 3, spz4 is SPZ 4); for .html, format of the model in the page: "
+        "sog, compressed-ply, or streamed-sog for files beside it (sog)"
     )
     add("--format", choices=FORMATS, help=format)
     crop = "write only the Gaussians whose centers lie in the box with these two corners, in world units"
     add("--crop", **BOX, help=crop)
     up = (
-        "direction that points up in MODEL, which is rotated so that it becomes 0 -1 0 (files: not rotated; .html: a "
-        "run: that of its cameras; else 0 -1 0 or 0 1 0)"
+        "direction that points up in MODEL, which is rotated so that this becomes 0 -1 0 (files: not rotated; .html: "
+        "the up direction of a run's cameras, else 0 -1 0 or 0 1 0)"
     )
     add("--up", **VECTOR, help=up)
     add_frame(parser)
@@ -70,7 +70,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--description", metavar="TEXT", help="text for search engines and previews of links (number of Gaussians)"
     )
     page.add_argument(
-        "--annotations", type=path, metavar="FILE", help="JSON file with places, titles and texts to show"
+        "--annotations", type=path, metavar="FILE", help="JSON file with positions, titles and texts to show"
     )
     walk = "let visitors walk on a level floor, with their eyes this far above it, in world units"
     page.add_argument("--walk", type=number, metavar="HEIGHT", help=walk)
@@ -83,8 +83,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def convert(arguments: Namespace) -> int:
     """Runs ``tsplat convert`` and ``tsplat export``."""
     if is_page(arguments.out):
-        refuse(arguments, ("memory",), "not for an output that ends in .html, which holds the whole model")
-        refuse(arguments, ("crs",), "not for an output that ends in .html, which has no place for it")
+        refuse(arguments, ("memory",), "not for an output that ends in .html, which contains the whole model")
+        refuse(arguments, ("crs",), "not for an output that ends in .html, which cannot store it")
         if arguments.frame == "files":
             raise ArgumentError(
                 "--frame: not files for an output that ends in .html, as its viewer has single precision"
@@ -113,7 +113,7 @@ def convert(arguments: Namespace) -> int:
 
 
 def written_format(arguments: Namespace) -> Task:
-    """Returns the task whose cost is that of writing the format of a command's output."""
+    """Returns the task, for the estimate of memory, that writes the format of a command's output."""
     if arguments.format is None and arguments.out.suffix.lower() in (*VIDEO_SUFFIXES, ".png", ".jpg", ".jpeg"):
         raise ArgumentError(f"{arguments.out}: not a format of models; tsplat render writes images and videos")
     file_format = format_of(arguments.out, arguments.format)
@@ -121,7 +121,7 @@ def written_format(arguments: Namespace) -> Task:
 
 
 def existing_folder(out: Path) -> Path:
-    """Returns the closest folder above an output that exists."""
+    """Returns the nearest existing folder above an output."""
     return next(folder for folder in out.absolute().parents if folder.is_dir())
 
 
@@ -132,16 +132,16 @@ def write(
     georeference: Georeference | None = None,
     frame: ModelFrame = "local",
 ) -> None:
-    """Writes a model, and prints what was written and lost, with its size and the seconds since `start` if given.
+    """Writes a model. Prints what was written and what the format cannot store.
 
-    The last line is the command that shows the model, if its coordinates are small and its name has the ending of its
-    format.
+    With `start`, a time of `time.perf_counter`, size and duration are printed, too. The last line is the command that
+    shows the model, if it can: in the local frame, and with a name that fits its format.
     """
     out = arguments.out
     model = rows.gaussians if isinstance(rows, MemoryRows) else rows
-    frame = "local" if georeference is None else frame  # where nothing moves, they are one
+    frame = "local" if georeference is None else frame  # both frames are equal without a georeference
     lost = write_model(out, model, format=arguments.format, georeference=georeference, frame=frame)
-    # Other formats have no invalid Gaussians.
+    # Writers of other formats drop invalid Gaussians.
     is_ply = format_of(out, arguments.format) == "ply"
     n_invalid = sum(int((~part.valid).sum()) for part in rows.chunks()) if is_ply else 0
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
@@ -178,11 +178,11 @@ def _export_page(arguments: Namespace) -> int:
         **options,
     )
     print(
-        f"wrote {page.n_gaussians} Gaussians to {arguments.out}: {page.size / 1e6:.1f} MB, {page.model_size / 1e6:.1f} "
-        f"MB of it for the model, the rest for the viewer; losses: {'; '.join(page.lost)}"
+        f"wrote {page.n_gaussians} Gaussians to {arguments.out}: {page.size / 1e6:.1f} MB, of which the model has "
+        f"{page.model_size / 1e6:.1f} MB and the viewer the rest; losses: {'; '.join(page.lost)}"
     )
     out = arguments.out
-    if arguments.format == "streamed-sog":  # browsers read files beside a page over HTTP only
+    if arguments.format == "streamed-sog":  # browsers load files beside a page only over HTTP
         server = f"python -m http.server --directory {shlex.quote(str(out.parent))}"
         print(f"next: {server}, then open http://localhost:8000/{quote(out.name)}")
     else:

@@ -1,4 +1,4 @@
-"""The parser of ``tsplat``. The options of a command stand beside its function."""
+"""The parser of ``tsplat``. Options of each command are defined beside its function."""
 
 import argparse
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from .parsing import Parser
 
 
 def build_parser() -> Parser:
-    """Returns the parser of ``tsplat``; `run` of the parsed arguments is the function of the subcommand."""
+    """Returns the parser of ``tsplat``. Parsed arguments have the subcommand's function as `run`."""
     parser: Parser
     parser, subparsers = build_overview(Parser, __version__, PrintCompletion)
 

@@ -20,7 +20,7 @@ NOUNS: dict[type, str] = {int: "an integer", float: "a number", str: "a text"}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser, with those of its subcommands, that raises ArgumentError instead of exiting."""
+    """An argument parser that raises ArgumentError instead of exiting; `commands` has the parsers of subcommands."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Switch(argparse.Action):
-    """Sets a value to true by the first name of an option, and to false by the second."""
+    """Sets a value to True by the first name of an option, and to False by the second."""
 
     def __call__(self, _parser: Any, namespace: Any, _values: Any, option: str | None = None) -> None:
         setattr(namespace, self.dest, option == self.option_strings[0])
@@ -58,17 +58,17 @@ def add_settings(
     names: Container[str] | None = None,
     **changes: dict[str, Any],
 ) -> None:
-    """Adds an option for each field of a dataclass, by its annotation, with the help of the docstring.
+    """Adds an option for each field of a dataclass. Its type is the field's annotation, and its help the docstring's.
 
-    Fields that are dataclasses themselves get groups of options, such as ``--strategy.cap-max``. Fields of types that
-    options cannot have get none.
+    Fields that are dataclasses become groups of options, such as ``--strategy.cap-max``. Fields of types that an option
+    cannot represent are skipped.
 
     Args:
         parser: Parser or group to add the options to.
-        settings: The dataclass; its values are the defaults.
+        settings: An instance of the dataclass; its values are the defaults.
         prefix: Start of the names of the options.
-        names: Fields with an option; None for all.
-        changes: By the names of fields, other arguments of `add_argument`.
+        names: Fields to add options for; None for all.
+        changes: Other keyword arguments of `add_argument`, by the names of fields.
     """
     types, descriptions = get_type_hints(type(settings)), _attributes(type(settings))
     for field in dataclasses.fields(settings):
@@ -93,7 +93,7 @@ def add_settings(
 
 
 def settings_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace, settings: T, prefix: str = "") -> T:
-    """Returns a dataclass with the values of the options that :func:`add_settings` has added for it."""
+    """Returns a copy of `settings` with the values of the options that :func:`add_settings` has added for it."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         name, value = prefix + field.name, getattr(settings, field.name)
@@ -112,7 +112,7 @@ def settings_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace, 
 
 
 def _argument_options(type_: Any) -> dict[str, Any] | None:
-    """Returns the arguments of `add_argument` for a type, which may be optional; None for types without options."""
+    """Returns keyword arguments of `add_argument` for a type, which may be optional; None if there can be no option."""
     is_optional = NoneType in get_args(type_)
     if is_optional:
         (type_,) = (other for other in get_args(type_) if other is not NoneType)
@@ -130,7 +130,7 @@ def _argument_options(type_: Any) -> dict[str, Any] | None:
 
 
 def _parser_of(type_: Callable[[str], Any], is_optional: bool) -> Callable[[str], Any]:
-    """Returns a function that parses a value of a type, or the word None if it is optional."""
+    """Returns a function that parses a value of a type, or also the word "None" if the type is optional."""
 
     def parse(text: str) -> Any:
         try:
@@ -142,7 +142,7 @@ def _parser_of(type_: Callable[[str], Any], is_optional: bool) -> Callable[[str]
 
 
 def _attributes(cls: type) -> dict[str, str]:
-    """Returns the descriptions of attributes by name, of a class and of those that it derives from."""
+    """Returns the descriptions of attributes, by name, from the docstrings of a class and its base classes."""
     descriptions: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]

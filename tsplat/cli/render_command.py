@@ -37,7 +37,7 @@ PLACEMENT = ("eye", "look_at", "up")
 """Options that place cameras."""
 
 WRITERS = {".png": write_png, ".jpg": write_jpeg, ".jpeg": write_jpeg}
-"""Writers of images, by the suffix of the file."""
+"""Image writers by file suffix."""
 
 
 def add_render_options(parser: argparse.ArgumentParser) -> None:
@@ -46,25 +46,25 @@ def add_render_options(parser: argparse.ArgumentParser) -> None:
     out = "output file: .png or .jpg, or a video .mp4, .webm or .gif; with --trajectory also a folder for PNGs"
     add("--out", type=path, required=True, metavar="IMAGE.png", help=out)
     add("--show", choices=("rgb", "depth", "normals", "alpha"), default="rgb", help="what to render (rgb)")
-    add("--maps", action="store_true", help="also write the values shown as NumPy files beside the images")
+    add("--maps", action="store_true", help="also write the shown values as NumPy files beside the images")
     trajectory = (
-        "render a video: a path along the cameras of a run, an orbit, a spiral, or the cameras of a file (of a video: "
-        "path for a run, else orbit)"
+        "render a video: a path along the cameras of a run, an orbit, a spiral, or the cameras of a file (if OUT is a "
+        "video: path for a run, else orbit)"
     )
     add("--trajectory", metavar="path|orbit|spiral|CAMERAS.json", help=trajectory)
     add("--frames", **COUNT, default=120, help="frames of a path, orbit or spiral (120)")
     add("--fps", **COUNT, default=30, help="frames per second (30)")
     view = "render a training or test view of a run at its own size, by index or name"
     add("--view", metavar="N|NAME", help=view)
-    camera = "render level 360° panoramas from these places, by default 2048×1024 pixels"
+    camera = "render level 360° panoramas from the cameras' positions, by default with 2048×1024 pixels"
     add("--camera", choices=("equirectangular",), help=camera)
-    add("--width", **SIZE, help="image width in pixels (800; that of the first photograph of a run)")
-    add("--height", **SIZE, help="image height in pixels (600; that of the first photograph of a run)")
+    add("--width", **SIZE, help="image width in pixels (800; for a run, that of its first photograph)")
+    add("--height", **SIZE, help="image height in pixels (600; for a run, that of its first photograph)")
     add("--fov", type=number, metavar="DEG", help="vertical field of view in degrees (the run's, or 50)")
-    add("--eye", **VECTOR, help="camera position (a run: like its cameras; else to show the whole model)")
-    add("--look-at", **VECTOR, help="point at the image center (a run: what its cameras look at)")
-    add("--up", **VECTOR, help="up direction (a run: that of its cameras; else 0 -1 0 or 0 1 0)")
-    frame = "frame of CAMERAS.json, --eye, --look-at and --up: that of MODEL, or that of the files of its scene (local)"
+    add("--eye", **VECTOR, help="camera position (for a run, like its cameras; else chosen to show the whole model)")
+    add("--look-at", **VECTOR, help="point at the image center (for a run, the point that its cameras look at)")
+    add("--up", **VECTOR, help="up direction (for a run, that of its cameras; else 0 -1 0 or 0 1 0)")
+    frame = "frame of CAMERAS.json, --eye, --look-at and --up: local for that of MODEL, files for the scene's (local)"
     add("--frame", choices=FRAMES, default="local", help=frame)
     add_background(parser)
     add_backend(parser)
@@ -74,7 +74,7 @@ def render(arguments: Namespace) -> int:
     """Runs ``tsplat render``."""
     out = arguments.out
     if arguments.trajectory is None and arguments.view is None and out.suffix in VIDEO_SUFFIXES:
-        # Along the cameras of a run, unless they are placed.
+        # The path follows the cameras of a run, unless options place cameras.
         is_placed = any(getattr(arguments, name) is not None for name in PLACEMENT)
         has_path = not is_placed and any(not camera.is_test for camera in find_cameras(arguments.model))
         arguments.trajectory = "path" if has_path else "orbit"
@@ -88,7 +88,7 @@ def render(arguments: Namespace) -> int:
     require(*[module for module, is_needed in needed.items() if is_needed])
     if arguments.view is not None:
         excluded = ("trajectory", *(("width", "height", "fov") if arguments.camera is None else ()), *PLACEMENT)
-        refuse(arguments, excluded, "not with --view, which uses the camera and the size of the view")
+        refuse(arguments, excluded, "not with --view, which uses the camera and size of the view")
     if arguments.camera is not None:
         refuse(arguments, ("fov",), "not with --camera equirectangular, which shows everything")
         panorama_size(arguments.width, arguments.height)
@@ -129,7 +129,7 @@ def render(arguments: Namespace) -> int:
             WRITERS[out.suffix.lower()](out, next(frames), panorama_metadata(cameras[0]))
         else:
             write_frames(target, track(frames, len(cameras), "rendering"), arguments.fps)
-    # Of a folder, which may have other files, only the frames.
+    # A folder may contain other files, which do not count.
     paths = [out / frame_name(i) for i in range(len(cameras))] if out.is_dir() else [out]
     width, height = frame_size(out, cameras[0].width, cameras[0].height)
     what = "" if trajectory is None else f"{len(cameras)} frames of "
@@ -169,7 +169,7 @@ def _cameras(arguments: Namespace, gaussians: Gaussians, world: Tensor | None) -
 
 
 def _placed_cameras(arguments: Namespace, gaussians: Gaussians, world: Tensor | None) -> list[Camera]:
-    """Returns the cameras that ``tsplat render`` renders, or those from whose places it renders panoramas."""
+    """Returns the cameras that the options choose, before they are replaced by panoramas."""
     trajectory = arguments.trajectory
     if arguments.view is None and trajectory not in (None, "path", "orbit", "spiral"):
         return read_cameras(trajectory, world)
@@ -180,7 +180,7 @@ def _placed_cameras(arguments: Namespace, gaussians: Gaussians, world: Tensor | 
         return [choose_camera(cameras, arguments.view)]
     size = {name: getattr(arguments, name) for name in ("width", "height", "fov")}
     if trajectory is None and cameras and not any(getattr(arguments, name) for name in PLACEMENT):
-        # The first photograph, in its own size unless another is given.
+        # The view of the first photograph, in its size unless options give another.
         first = cameras[0]
         if all(value is None for value in size.values()):
             return [first]
@@ -198,6 +198,6 @@ def _placed_cameras(arguments: Namespace, gaussians: Gaussians, world: Tensor | 
         refuse(arguments, PLACEMENT, "not with a path along cameras; use --trajectory orbit")
         K = intrinsics(width, height, framing["fov"])
         return [Camera(viewmat, K, width, height) for viewmat in path_along(training, arguments.frames)]
-    inside = [] if arguments.eye else training  # a place that is given may be anywhere
+    inside = [] if arguments.eye else training  # a given position may be anywhere
     along = options_of(arguments, "trajectory", "frames")
     return place_cameras(gaussians, width, height, **framing, **along, inside=inside)

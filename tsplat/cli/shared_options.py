@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 import argparse
 
@@ -15,7 +15,7 @@ ENDINGS = (
     ".ply, .compressed.ply, .splat, .spz, .sog, .glb, .gltf, .usda, .usdc or .usdz; folder/meta.json for SOG as single "
     "files; folder/lod-meta.json for Streamed SOG"
 )
-FORCE = "accept checkpoint values that look already activated"
+FORCE = "accept parameters of checkpoints that look activated already"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
-    help = "memory to use; a PLY that needs more is read part by part (what is free)"
+    help = "memory to use; a PLY that needs more is read part by part (free memory)"
     parser.add_argument("--memory", type=positive, metavar="GB", help=help)
 
 
@@ -37,16 +37,16 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def add_frame(parser: argparse.ArgumentParser) -> None:
     frame = (
-        "frame of the coordinates written: that of MODEL, whose place in the files of its scene, such as UTM, is then "
-        "in OUT.world.json; or that of these files (local)"
+        "frame of the written coordinates: local for that of MODEL, with the transform from the frame of the scene's "
+        "files, such as UTM, in OUT.world.json; or files for the frame of these files (local)"
     )
     parser.add_argument("--frame", choices=FRAMES, default="local", help=frame)
-    crs = "coordinate reference system of these files, such as EPSG:32633, to be written to OUT.world.json"
+    crs = "coordinate reference system of the scene's files, such as EPSG:32633, to write to OUT.world.json"
     parser.add_argument("--crs", metavar="TEXT", help=crs)
 
 
 def add_background(parser: argparse._ActionsContainer) -> None:
-    help = "background color, each from 0 to 1 (a run: that of its training; else 0 0 0)"
+    help = "background color, each from 0 to 1 (for a run, that of its training; else 0 0 0)"
     parser.add_argument("--background", type=channel, nargs=3, metavar=("R", "G", "B"), help=help)
 
 

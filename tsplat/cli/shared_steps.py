@@ -22,7 +22,7 @@ from .large_models import Task, open_large, warn_user
 
 
 def open_rows_of(arguments: Namespace, task: Task) -> Rows:
-    """Opens the model of a command as rows: of a file if it is larger than memory, else of Gaussians."""
+    """Opens the model of a command as rows, which are read from the file if it is larger than memory."""
     large = open_large(arguments, task)
     return as_rows(open_model_of(arguments)) if large is None else large
 
@@ -33,28 +33,29 @@ def open_model_of(arguments: Namespace) -> Gaussians:
 
 
 def georeference_of(arguments: Namespace) -> Georeference | None:
-    """Returns where the coordinates of a command's model are in the frame of the files of its scene, with ``--crs``.
+    """Returns the georeference of a command's model, with the CRS of ``--crs``.
 
-    None if the model is in that frame, as that of a run without ``world.json``, or if it is unknown.
+    None if the model is in the frame of its scene's files, as that of a run without ``world.json``, or if it is
+    unknown.
 
     Raises:
-        ArgumentError: It is unknown, and ``--frame files`` is given.
+        ArgumentError: The georeference is unknown, and ``--frame files`` is given.
     """
     model, crs = arguments.model, getattr(arguments, "crs", None)
     georeference = read_georeference(model)
     if georeference is None and arguments.frame == "files" and not is_run(model) and find_run(model) is None:
         raise ArgumentError(
-            f"--frame: the place of {model} in the frame of the files of its scene is unknown; expected a run, or "
-            f"a model with a file {georeference_path(model).name} beside it, as tsplat export writes"
+            f"--frame: the transform of {model} to the frame of its scene's files is unknown; expected a run, or a "
+            f"model with a file {georeference_path(model).name} beside it, which tsplat export writes"
         )
     return georeference if crs is None else dataclasses.replace(georeference or Georeference(), crs=crs)
 
 
 def print_georeference(out: Path, georeference: Georeference | None, *, is_absolute: bool) -> None:
-    """Prints where the coordinates of a file are in the frame of the files of its scene, if that is known."""
+    """Prints a note about the frame of a written file's coordinates, if its georeference is known."""
     if georeference is not None:
         origin = "" if is_absolute else f"{relative_to(georeference.origin)}; "
-        print(f"note: {origin}{georeference_path(out)} has the frame of the files of the scene")
+        print(f"note: {origin}{georeference_path(out)} has the transform from the frame of the scene's files")
 
 
 def refuse(arguments: Namespace, names: Iterable[str], reason: str) -> None:
@@ -65,19 +66,19 @@ def refuse(arguments: Namespace, names: Iterable[str], reason: str) -> None:
 
 
 def options_of(arguments: object, *names: str) -> dict[str, Any]:
-    """Returns options as the keyword arguments of the same names."""
+    """Returns options as keyword arguments of the same names."""
     return {name: getattr(arguments, name) for name in names}
 
 
 def result_only(arguments: Namespace, json: bool) -> contextlib.AbstractContextManager[object]:
-    """With `json`, redirects stdout to stderr, or only its warnings if the command is quiet."""
+    """With `json`, redirects stdout to stderr; if the command is quiet, only warnings."""
     if not json:
         return contextlib.nullcontext()
     return contextlib.redirect_stdout(WarningsOnly() if arguments.quiet else sys.stderr)
 
 
 def launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
-    """Runs a command line as several ranks, and returns the exit status; None if this process is to run the command."""
+    """Runs a command line as several ranks, and returns the exit status; None if this process should run it."""
     from ..training.processes.environment import is_launched
     from ..training.processes.launcher import launch as run_ranks
     from ..training.processes.launcher import ranks_and_gpus
@@ -87,7 +88,7 @@ def launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
 
 
 def print_steps_note(words: Sequence[str]) -> None:
-    """Prints, on one rank, a note about the number of steps of `tsplat train` with these arguments, if there is one."""
+    """Prints, on one rank, the note of :func:`.train_options.note_steps` for arguments of `tsplat train`, if any."""
     from .train_options import note_steps
 
     note = note_steps(words)
@@ -96,13 +97,13 @@ def print_steps_note(words: Sequence[str]) -> None:
 
 
 def print_next(*words: str | Path) -> None:
-    """Prints the command to run next, on one rank."""
+    """Prints a suggestion for the next command, on one rank."""
     if is_main_rank():
         print(f"next: {_own_name()} {shlex.join(map(str, words))}")
 
 
 def _own_name() -> str:
-    """Returns how the command was called, such as ``.venv/bin/tsplat``, if a shell would not find it as ``tsplat``."""
+    """Returns ``tsplat`` or, if a shell would not find it, the path by which it was called: ``.venv/bin/tsplat``."""
     called = sys.argv[0]
     is_found = Path(called).name != "tsplat" or shutil.which("tsplat") is not None
     return "tsplat" if is_found else shlex.quote(called)

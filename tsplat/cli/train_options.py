@@ -16,7 +16,7 @@ from .parsing import Parser, Switch, add_settings, settings_of
 from .shared_options import FORCE
 
 CPU_STEPS = 1500
-"""Default number of steps without a GPU, where 7,000 of photographs in their size may take an hour."""
+"""Default number of steps without a GPU, where 7,000 steps on full-size photographs may take an hour."""
 
 PROGRAM = "tsplat train"
 
@@ -29,13 +29,13 @@ COMMON = (
 PRESET_HELP = (
     "settings to start from. standard splits Gaussians, up to --max-gaussians, with learning rates for the number of "
     "steps; mcmc relocates and adds Gaussians as gsplat does; adaptive clones, splits and prunes Gaussians by their "
-    "gradients; fixed keeps their number; refine, the default with --init, keeps it too, and has the low learning "
-    "rates of the end of a run"
+    "gradients; fixed does not change the number of Gaussians; neither does refine, the default with --init, which has "
+    "low learning rates, as at the end of a run"
 )
 
 
 def default_steps(device: DeviceType) -> int:
-    """Returns the number of steps of a run for which none is given: fewer without a GPU."""
+    """Returns the default number of steps of a run, which is smaller without a GPU."""
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     return RunConfig.steps if on_gpu else CPU_STEPS
 
@@ -55,12 +55,12 @@ def note_steps(arguments: Sequence[str]) -> str | None:
 def parse(arguments: Sequence[str], steps_given: int | None = None) -> argparse.Namespace:
     """Parses the arguments of `tsplat train`; exits after printing help.
 
-    `steps_given` is the number of steps of a run without `--steps` and `--config`, None for the default. Raises
+    `steps_given` is the number of steps if there is neither `--steps` nor `--config`; None for the default. Raises
     ArgumentError for an unknown option or an invalid value.
 
     Returns:
-        The options, with `resume`, the run to resume or None, and `view`, :class:`ViewOptions` or None; of a new run
-        also with `settings`, its :class:`RunConfig`.
+        The options, with `resume`, the run to resume or None, `view`, a :class:`ViewOptions` or None, and, for a new
+        run, `settings`, its :class:`RunConfig`.
     """
     known = _parse_known(arguments)
     if known.resume is not None:
@@ -74,7 +74,7 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> argparse.
         base = for_surfels(base)
     parser = _run_parser(base, known.preset, is_from_file=known.config is not None)
     if base.strategy is None and (option := next((word for word in words if word.startswith("--strategy.")), None)):
-        parser.error(f"{option}: the preset {known.preset} has no strategy; use another")
+        parser.error(f"{option}: the preset {known.preset} has no strategy; use another preset")
     options: argparse.Namespace = parser.parse_intermixed_args(words)
     options.settings = settings = settings_of(parser, options, base)
     if not settings.scene:
@@ -83,22 +83,22 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> argparse.
         parser.error("--out: expected a folder to write to")
     for name in ("start_opacity", "start_scale") if settings.init else ():
         if getattr(settings, name) != getattr(base, name):
-            parser.error(f"--{name.replace('_', '-')}: not with --init, whose models have their own")
+            parser.error(f"--{name.replace('_', '-')}: not with --init, whose models determine it")
     if options.minutes is not None and (known.steps or known.config):
-        other = "--steps" if known.steps else "--config, whose schedules are those of its number of steps"
+        other = "--steps" if known.steps else "--config, whose schedules are for its number of steps"
         parser.error(f"--minutes: chooses the number of steps, and cannot be combined with {other}")
     return _with_view(parser, options)
 
 
 def list_options() -> dict[str, tuple[str, ...]]:
-    """Returns all options of `tsplat train`, and the values to choose from of those that have a choice."""
+    """Returns all options of `tsplat train`, with their choices; empty for options without choices."""
     parsers = [_resume_parser(), *(_run_parser(preset(name), name) for name in PRESETS)]
     actions = (action for parser in parsers for action in parser._actions if action.dest not in ("help", "help_all"))
     return {name: tuple(map(str, action.choices or ())) for action in actions for name in action.option_strings}
 
 
 def _parse_known(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the arguments that decide on the defaults of others."""
+    """Parses only the arguments on which the defaults of others depend."""
     first = Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
     first.add_argument("--preset")
     first.add_argument("--init", action="append")
@@ -115,7 +115,7 @@ def _parse_known(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _with_hyphens(words: Sequence[str]) -> Iterator[str]:
-    """Yields words with hyphens for underscores in the names of options, and None for each number of a color."""
+    """Yields words with hyphens for underscores in option names, and the None of `--background None` three times."""
     for before, word in zip(["", *words], words, strict=False):
         option, *value = word.split("=", 1) if word.startswith("--") else [word]
         yield "=".join([option.replace("_", "-") if word.startswith("--") else option, *value])
@@ -139,9 +139,9 @@ def _run_parser(base: RunConfig, preset: str, *, is_from_file: bool = False) -> 
     add("scene", nargs="?", default=base.scene, metavar="SCENE", help=f"folder of photographs with cameras {required}")
     add("--out", default="", metavar="RUN", help="folder to write the run to (required)")
     add("--preset", choices=PRESETS, default=preset, help=f"{PRESET_HELP} (default: {preset})")
-    config = "settings to start from, as the config.json of another run; replaces the preset (default: none)"
+    config = "settings to start from instead of a preset: the config.json of another run (default: none)"
     add("--config", type=path, metavar="config.json", help=config)
-    minutes = "instead of --steps: time for the steps, of which as many are taken as fit by the time that a few take"
+    minutes = "time for the steps, instead of --steps; a few steps are measured to choose their number"
     add("--minutes", type=number, metavar="M", help=minutes)
     _add_shared(parser, "stop after this number of steps, with the schedules of the full run")
     folder = {"metavar": "DIR"}
@@ -156,7 +156,7 @@ def _run_parser(base: RunConfig, preset: str, *, is_from_file: bool = False) -> 
 
 
 class _ShortHelp(argparse.Action):
-    """Prints help with the options of :data:`COMMON` only, and exits."""
+    """Prints help for the options of :data:`COMMON` only, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_arguments: Any) -> None:
         for action in parser._actions:
@@ -184,15 +184,15 @@ def _resume_parser() -> Parser:
 
 
 def _add_shared(parser: Parser, stop_after: str) -> None:
-    """Adds the options of new runs and of those that are resumed."""
+    """Adds the options that new and resumed runs share."""
     add = parser.add_argument
     add("--stop-after", type=count, metavar="N", help=stop_after)
     add("--ranks", type=int, default=1, metavar="N", help="number of processes on this machine that train together (1)")
-    add("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each, such as 0,1 (as --device)")
+    add("--gpus", default="", metavar="0,1", help="GPUs to use, one rank per GPU, such as 0,1 (as --device)")
     add("--json", action="store_true", help="print the metrics as JSON, and everything else on stderr")
     switch: dict[str, Any] = {"action": Switch, "nargs": 0, "default": False}
-    add("--view", "--no-view", **switch, help="show the training in a web browser")
-    close = "close the page after the last step, also in a terminal, where it stays open otherwise"
+    add("--view", "--no-view", **switch, help="show training in a web browser")
+    close = "close the page after the last step, even in a terminal, where it stays open by default"
     add("--view-close", "--no-view-close", **switch, help=close)
     add_settings(parser, ViewOptions(), "view_", port={"type": port}, address={"metavar": "IP"})
 
@@ -205,15 +205,15 @@ def _resume(arguments: Sequence[str]) -> argparse.Namespace:
         if option not in list_options():
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         parser.error(
-            f"{option}: a run is resumed with the settings that it was started with, on which its schedules depend; "
-            f"to stop earlier: --stop-after N; to train with other settings: {PROGRAM} --config "
+            f"{option}: a run is resumed with its original settings, on which its schedules depend; to stop earlier: "
+            f"--stop-after N; to train with other settings: {PROGRAM} --config "
             f"{options.resume / 'config.json'} --out NEW_RUN {option} ..."
         )
     return _with_view(parser, options)
 
 
 def _with_view(parser: Parser, options: argparse.Namespace) -> argparse.Namespace:
-    """Returns options with `view`, :class:`ViewOptions` or None, after checking those of the view."""
+    """Returns options with `view`, a :class:`ViewOptions` or None, after checking the viewer's options."""
     view = settings_of(parser, options, ViewOptions(), "view_")
     if options.view_close and (view.stay or not options.view):
         parser.error("--view-close: only with --view, and not with --view-stay")

@@ -1,4 +1,4 @@
-"""Functions around rasterization: image losses, Adam, and positions and normals from depth maps."""
+"""Operations besides rasterization: image losses, Adam, and positions and normals from depth maps."""
 
 from .adam import Adam, step_all
 from .depth_maps import depth_to_normals, depth_to_points

@@ -1,4 +1,4 @@
-"""Adam for the parameters of Gaussians, with one kernel launch for all of them."""
+"""Adam for the parameters of Gaussians, with one kernel launch for all parameters."""
 
 import ctypes
 import inspect
@@ -16,11 +16,12 @@ from ..runtime.backend import launchers
 from ..runtime.compilation import plain_all
 
 UNSUPPORTED = {"weight_decay": 0, "amsgrad": False, "maximize": False}
-"""Options of :class:`torch.optim.Adam` that change its steps and are not implemented, with the value that is off."""
+"""Options of :class:`torch.optim.Adam` that change its steps and are not implemented, with the value that disables
+them."""
 ALL_UNSUPPORTED = UNSUPPORTED | dict.fromkeys(
     ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"), False
 )
-"""The same with options that choose an implementation, which may be on in the groups of a loaded state."""
+"""Also options that choose an implementation, which parameter groups of a loaded state may enable."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -28,21 +29,22 @@ class Adam(torch.optim.Adam):
     """Adam with the state dictionaries of :class:`torch.optim.Adam`, and optionally sparse steps.
 
     Args:
-        params, lr, betas, eps: As for :class:`torch.optim.Adam`. Parameters are contiguous and fp32 or fp64.
+        params, lr, betas, eps: As for :class:`torch.optim.Adam`. Parameters must be contiguous and fp32 or fp64.
         backend: As in :func:`tsplat.rasterization`.
-        moments_dtype: Dtype in which both moments are stored: None for that of the parameters, or ``torch.bfloat16``,
-            which takes 4 bytes per value less than fp32. Steps are computed in the dtype of the parameters. Moments are
-            rounded to bf16 up or down at random, so that their mean is kept (Gupta et al., "Deep learning with limited
-            numerical precision", 2015). Equal calls give equal bits: the random bits are a hash of the value's index
-            in its parameter and the step. A loaded state is converted, to bf16 by rounding to nearest.
-        options: Other options of :class:`torch.optim.Adam`, as long as they are off: 0, False or None.
+        moments_dtype: Dtype in which both moments are stored: None for the dtype of the parameters, or
+            ``torch.bfloat16``, which saves 4 bytes per value compared with fp32. Steps are computed in the dtype of the
+            parameters. Moments are rounded stochastically to bf16, which preserves their mean (Gupta et al., "Deep
+            learning with limited numerical precision", 2015). Equal calls give equal bits: the random bits are a hash
+            of the step and of the value's index in its parameter. A loaded state is converted; to bf16, it is rounded
+            to nearest.
+        options: Other options of :class:`torch.optim.Adam`, which must be off: 0, False or None.
 
     Attributes:
         moments_dtype: See above.
 
     Raises:
         DtypeError: ``moments_dtype`` is neither None nor ``torch.bfloat16``.
-        NotImplementedError: Another option of :class:`torch.optim.Adam` is on, here or in a parameter group; the
+        NotImplementedError: Another option of :class:`torch.optim.Adam` is enabled, here or in a parameter group; the
             message names it.
 
     Example::
@@ -53,10 +55,10 @@ class Adam(torch.optim.Adam):
         means = torch.randn(100, 3, requires_grad=True)
         optimizer = Adam([means], lr=1e-3, eps=1e-15)
         means.square().sum().backward()
-        optimizer.step(visible=torch.arange(100) < 50)  # the other Gaussians stay
+        optimizer.step(visible=torch.arange(100) < 50)  # does not update the other Gaussians
     """
 
-    moments_dtype: torch.dtype | None = None  # also of pickles that earlier versions have made
+    moments_dtype: torch.dtype | None = None  # the default for pickles of earlier versions
 
     def __init__(
         self,
@@ -82,8 +84,8 @@ class Adam(torch.optim.Adam):
         return {**super().__getstate__(), "_backend": self._backend, "moments_dtype": self.moments_dtype}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes over a state of copies, pickles and state dictionaries, in which PyTorch casts moments to the dtype of
-        their parameter."""
+        """Restores the state of a copy, pickle or state dictionary. PyTorch has cast moments to the parameter's dtype,
+        so they are converted back to `moments_dtype`."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self.moments_dtype is not None:
             for moments in self.state.values():
@@ -99,7 +101,7 @@ class Adam(torch.optim.Adam):
         if not set_to_none or "torch._dynamo" in sys.modules:
             _without_importing_dynamo(super().zero_grad)(self, set_to_none)
             return
-        # The method of the base class takes longer, as it records an event for profilers.
+        # The base class's method is slower, as it records a profiler event.
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
@@ -111,14 +113,15 @@ class Adam(torch.optim.Adam):
 
         Args:
             closure: Recomputes the loss and its gradients.
-            visible: [N] bool, to update only these Gaussians in every parameter and its moments. Cheaper, but no longer
-                Adam, as other moments do not decay. The step count is common to all Gaussians.
+            visible: [N] bool, the Gaussians to update, in every parameter and its moments; None for all. This is
+                cheaper, but differs from Adam, as moments of other Gaussians do not decay. All Gaussians share the
+                step count.
 
         Raises:
-            NotImplementedError: A loaded state turns on an option that is not implemented; or the step is captured in a
+            NotImplementedError: A loaded state enables an option that is not implemented; or the step is captured in a
                 CUDA graph.
-            ArgumentError: ``visible`` or a moment does not match a parameter, or a parameter is not contiguous. Nothing
-                has been changed.
+            ArgumentError: ``visible`` or a moment does not match a parameter, or a parameter is not contiguous.
+                Parameters and state are unchanged.
         """
         loss = None
         if closure is not None:
@@ -128,9 +131,9 @@ class Adam(torch.optim.Adam):
         return loss
 
     def _with_gradients(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]]:
-        """Parameters to update, with their gradients, groups and states, which are empty before the first step."""
+        """Yields parameters to update, with their gradients, groups and states; empty states before the first step."""
         for group in self.param_groups:
-            _check_off(group, UNSUPPORTED)  # as a loaded state may turn them on
+            _check_off(group, UNSUPPORTED)  # a loaded state may enable them
             for parameter in group["params"]:
                 gradient = parameter.grad
                 if gradient is not None:
@@ -148,7 +151,7 @@ class Adam(torch.optim.Adam):
     def _next_update(
         self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[float]]:
-        """Counts a step of a parameter, and returns it with its gradient, its moments and the step's constants."""
+        """Counts a step of a parameter. Returns the parameter, its gradient, its moments and the step's constants."""
         constants = _next_constants(group, self._initialize(parameter, state))
         if gradient.dtype != parameter.dtype or not gradient.is_contiguous():
             gradient = gradient.to(parameter.dtype).contiguous()
@@ -157,17 +160,17 @@ class Adam(torch.optim.Adam):
 
 @torch.no_grad()
 def step_all(optimizers: Iterable[Adam], *, visible: Tensor | None = None) -> None:
-    """Performs a step of several optimizers, with one kernel launch for all parameters of a device and dtypes.
+    """Performs a step of several optimizers, with one kernel launch for all parameters of equal device and dtypes.
 
     Args:
-        optimizers: Of different parameters.
+        optimizers: Optimizers of different parameters.
         visible: See :meth:`Adam.step`, which raises the same errors.
     """
     entries = [(optimizer, *entry) for optimizer in optimizers for entry in optimizer._with_gradients()]
     if entries and entries[0][1].is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
-            "step: not implemented in a CUDA graph, which would repeat the rates of one step; call it after replays, "
-            "or use torch.optim.Adam(capturable=True)"
+            "step: not implemented in a CUDA graph, which would repeat the learning rates of one step; call it after "
+            "replays, or use torch.optim.Adam(capturable=True)"
         )
     names, tensors = ["params", "gradient"] * len(entries), [tensor for entry in entries for tensor in entry[1:3]]
     visible, *resolved = plain_all(["visible", *names], [visible, *tensors])
@@ -186,7 +189,7 @@ def step_all(optimizers: Iterable[Adam], *, visible: Tensor | None = None) -> No
 
 
 def _check(parameter: Tensor, moments_dtype: torch.dtype, state: dict[str, Any], visible: Tensor | None) -> None:
-    """Raises unless a step can update a parameter and its moments of a dtype; see :meth:`Adam.step`."""
+    """Raises unless a step can update a parameter, with moments of `moments_dtype`; see :meth:`Adam.step`."""
     dtype, device, shape = parameter.dtype, parameter.device, parameter.shape
     if dtype not in (torch.float32, torch.float64):
         raise UnsupportedError(f"params: {dtype} is not implemented; keep parameters in fp32")
@@ -217,10 +220,10 @@ class RepeatedStep:
     It launches the Triton kernels of :func:`step_all`.
 
     Args:
-        optimizers: Of parameters of one device. Gradients are contiguous, and of the dtypes of parameters. Parameters
-            without a gradient stay as they are.
-        rows: [R] int64, the rows of parameters that have gradients; None if all have.
-        row_gradients: If there are `rows`, the gradients of parameters, [R, ...].
+        optimizers: Optimizers of parameters on one device. Gradients must be contiguous and have the parameters'
+            dtypes. Parameters without a gradient are not updated.
+        rows: [R] int64, the rows of parameters that have gradients; None for all.
+        row_gradients: With `rows`, the gradients of parameters, [R, ...].
     """
 
     def __init__(
@@ -261,8 +264,10 @@ class RepeatedStep:
         ]
 
     def is_current(self) -> bool:
-        """Returns whether parameters, gradients, moments and groups are still those that it updates. Gradients of rows
-        are not compared."""
+        """Returns whether the optimizers still have the parameters, gradients, moments and groups of this step.
+
+        Gradients of rows are not compared.
+        """
         return all(
             optimizer.param_groups[0] is group
             and group["params"][0] is parameter
@@ -276,7 +281,7 @@ class RepeatedStep:
         )
 
     def advance(self) -> None:
-        """Counts a step, and computes its rates."""
+        """Counts a step, and writes its constants, such as learning rates, for :meth:`launch`."""
         constants = [_next_constants(group, state) for _, _, group, state in self._entries]
         for table, rows in self._tables:
             table.change([constants[i] for i in rows])
@@ -307,7 +312,7 @@ def _count(state: dict[str, Any]) -> float:
 
 
 def _check_off(options: dict[str, Any], off: dict[str, Any]) -> None:
-    """Raises for an option that is neither None nor the value that turns it off."""
+    """Raises UnsupportedError for an option that is neither None nor the value in `off`, which disables it."""
     for name, value in off.items():
         option = options.get(name)
         if option is not None and not equals(option, value):
@@ -318,7 +323,7 @@ def _without_importing_dynamo(method: Any) -> Callable[..., None]:
     """Returns the function of a bound method of :class:`torch.optim.Optimizer`.
 
     PyTorch excludes such methods from compilation by a decorator that imports ``torch._dynamo``, which takes seconds.
-    Unless that is already imported, nothing is being compiled, and the function needs no decorator.
+    If it is not imported yet, nothing is being compiled, and the decorator can be omitted.
     """
     function: Callable[..., None] = method.__func__
     return function if "torch._dynamo" in sys.modules else inspect.unwrap(function)

@@ -1,4 +1,4 @@
-"""Image losses: L1 and SSIM in one pass, forward and backward."""
+"""Image losses: L1 and SSIM in one kernel, forward and backward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SSIM_WEIGHT = 0.2
 """Weight of SSIM in the loss of 3D Gaussian Splatting."""
 
 CHANNELS_FIRST, CHANNELS_LAST = 4, 16
-"""An image with at most this height and more than this number of channels has its channels first, by mistake."""
+"""An image with at most CHANNELS_FIRST rows and more than CHANNELS_LAST channels is taken for [..., C, H, W]."""
 
 
 class _L1Ssim(torch.autograd.Function):
@@ -89,7 +89,7 @@ def _l1_ssim_and_loss(
             "use larger images"
         )
     if target.requires_grad and torch.is_grad_enabled():
-        raise UnsupportedError("target: its gradient is not implemented; pass target.detach(), or swap the two")
+        raise UnsupportedError("target: its gradient is not implemented; pass target.detach(), or swap the images")
     if image.dim() != 4:
         image, target = (images.reshape(-1, *images.shape[-3:]) for images in (image, target))
     outputs: tuple[Tensor, Tensor, Tensor] = apply(_L1Ssim, image, target, ssim_weight, padding == "valid", backend)
@@ -105,18 +105,18 @@ def l1_and_ssim(
 
     Args:
         image, target: [..., H, W, C], data range [0, 1], any float dtype. Computed in fp32 (fp64 if either is fp64),
-            whatever the autocast state. Only ``image`` is differentiable. Images with channels first are refused: at
-            most 4 rows and more than 16 channels.
-        padding: SSIM of windows around every pixel, with zeros outside (``"same"``), or of windows inside the image
-            (``"valid"``).
+            regardless of autocast. Only ``image`` is differentiable. Images with at most 4 rows and more than 16
+            channels are rejected, as their channels are probably first.
+        padding: Windows of SSIM: around every pixel, with zeros outside of the image (``"same"``), or only inside the
+            image (``"valid"``).
         backend: As in :func:`tsplat.rasterization`.
 
     Returns:
         L1 [] and SSIM [], differentiable once.
 
     Raises:
-        ArgumentError: The images differ in shape or device, are empty, have their channels first, or are smaller than
-            the window with ``padding="valid"``; or the padding is unknown.
+        ArgumentError: The images differ in shape or device, are empty, seem to have their channels first, or are
+            smaller than the window with ``padding="valid"``; or the padding is unknown.
         NotImplementedError: ``target`` requires a gradient.
     """
     l1, ssim, _ = _l1_ssim_and_loss(image, target, SSIM_WEIGHT, padding, backend)

@@ -1,4 +1,4 @@
-"""Densification strategies: add, move and remove Gaussians during training. They follow gsplat's interface."""
+"""Densification strategies, which add, move and remove Gaussians during training. They have gsplat's interface."""
 
 from .base import Strategy
 from .default import DefaultStrategy

@@ -13,19 +13,19 @@ from .gaussian_parameters import Optimizers, Parameters, State, check_parameters
 
 @dataclasses.dataclass
 class Strategy:
-    """Base class of densification strategies; its hooks do nothing. The hooks are those of gsplat 1.5.3.
+    """Base class of densification strategies; its hooks, which are those of gsplat 1.5.3, do nothing.
 
     A training loop calls :meth:`check_sanity` once, :meth:`step_pre_backward` before each backward pass and
-    :meth:`step_post_backward` after it. The attributes and the other methods describe the needs of a strategy to
-    :class:`tsplat.training.Trainer`; subclasses override those that differ.
+    :meth:`step_post_backward` after it. The attributes and the other methods tell :class:`tsplat.training.Trainer` what
+    a strategy requires; subclasses override them.
 
     Attributes:
-        arguments: Keyword arguments of :meth:`step_post_backward`, among `lr`, the learning rate of the means; `shard`,
-            without which scenes cannot be sharded; and `backend`.
+        arguments: Names of the keyword arguments that :meth:`step_post_backward` takes, out of `lr`, the learning rate
+            of the means; `shard`, without which scenes cannot be sharded; and `backend`.
         key_for_gradient: Entry of `info` whose gradient is used.
         absgrad: Whether `info` must have absolute gradients, see :func:`tsplat.rasterization`.
         cap_max: Maximum number of Gaussians, which a trainer lowers to what fits in memory; None for no limit.
-        generator: Random generator; that of a trainer, or PyTorch's global one, if None.
+        generator: Random generator; None for that of the trainer, or else PyTorch's global one.
 
     Example::
 
@@ -43,7 +43,7 @@ class Strategy:
         state = strategy.initialize_state(scene_scale=1.0)
     """
 
-    # Without annotations, these are not fields, so that subclasses can order their own.
+    # Without annotations, these are not fields of the dataclass, so subclasses can declare them in any order.
     arguments = cast("tuple[str, ...]", ())
     key_for_gradient = "means2d"
     absgrad = False
@@ -52,7 +52,7 @@ class Strategy:
 
     @property
     def reads_rendering(self) -> bool:
-        """Returns whether the hooks need the rendering's `info` in every step, not only in those that refine."""
+        """Whether the hooks need the rendering's `info` in every step, not only in steps that refine."""
         return True
 
     def initialize_state(self, scene_scale: float = 1.0) -> State:
@@ -68,14 +68,14 @@ class Strategy:
         return None
 
     def noise_scaler(self, step: int, lr: float) -> float | None:
-        """Returns the factor of the noise of a step, given the learning rate of the means; None for no noise."""
+        """Returns the scale of the noise of a step, given the learning rate of the means; None for no noise."""
         return None
 
     def add_noise(self, params: Parameters, key: int | Tensor, scaler: float | Tensor, backend: Backend) -> None:
-        """Adds the noise of a step, given the key of its random numbers, [] int64, and its factor, [] fp64."""
+        """Adds the noise of a step, given its random key, [] int64, and its scale, [] fp64."""
 
     def for_surfels(self) -> Self:
-        """Returns the strategy with the constants for 2D Gaussians."""
+        """Returns the strategy with its settings for 2D Gaussians."""
         return self
 
     def with_noise(self, factor: float) -> Self:
@@ -87,12 +87,12 @@ class Strategy:
 
         Args:
             params: Leaf tensors by name, each with a row per Gaussian: means [N, 3], scales [N, 3] before exp, quats
-                [N, 4], opacities [N] or [N, 1] before sigmoid, and any others.
+                [N, 4], opacities [N] or [N, 1] before sigmoid, and optionally others.
             optimizers: One optimizer for each parameter that requires a gradient, under its name.
 
         Raises:
             ArgumentError: A parameter is missing or has the wrong shape; names of trainable parameters and optimizers
-                differ; or an optimizer does not have exactly its parameter in exactly one group.
+                differ; or an optimizer does not have exactly one group with exactly its parameter.
         """
         check_parameters(params, optimizers)
         trainable = {name for name, parameter in params.items() if parameter.requires_grad}
@@ -103,7 +103,7 @@ class Strategy:
             )
 
     def step_pre_backward(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing. Subclasses override it; it is called before the backward pass."""
+        """Hook that a training loop calls before the backward pass; does nothing here."""
 
     def step_post_backward(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing. Subclasses override it; it is called after the backward pass."""
+        """Hook that a training loop calls after the backward pass; does nothing here."""

@@ -24,18 +24,18 @@ class DefaultStrategy(Strategy):
 
     Adaptive density control (Kerbl et al., "3D Gaussian Splatting", 2023, section 5.2).
 
-    As in gsplat, scales are in units of the scene's scale, and screen gradients are with respect to coordinates from -1
-    to 1 across the image.
+    As in gsplat, thresholds of scales are in units of the scene's scale, and screen gradients are with respect to
+    coordinates from -1 to 1 across the image.
 
     Attributes:
         prune_opa: Gaussians with a lower opacity are pruned.
         grow_grad2d: Gaussians with a larger mean screen gradient are cloned or split; about 8e-4 with `absgrad`.
-        grow_scale3d: Gaussians with a larger maximum scale are split, others are cloned.
+        grow_scale3d: Growing Gaussians with a larger maximum scale are split, others are cloned.
         grow_scale2d: Gaussians with a larger radius, as a fraction of the image, are split until
             `refine_scale2d_stop_iter`.
         prune_scale3d: Gaussians with a larger maximum scale are pruned, after the first reset of opacities.
         prune_scale2d: Gaussians with a larger radius are pruned as well, until `refine_scale2d_stop_iter`.
-        refine_scale2d_stop_iter: Step until which radii are used.
+        refine_scale2d_stop_iter: Step until which `grow_scale2d` and `prune_scale2d` apply.
         refine_start_iter: Step after which Gaussians are refined.
         refine_stop_iter: Step before which Gaussians are refined.
         reset_every: Number of steps between resets of opacities.
@@ -45,7 +45,7 @@ class DefaultStrategy(Strategy):
         revised_opacity: Lower the opacity of split Gaussians so that two of them cover as much as one did.
         verbose: Print the number of changed Gaussians.
         key_for_gradient: Entry of `info` whose gradient is used.
-        cap_max: Maximum number of Gaussians, those with the largest gradients first; None for no limit.
+        cap_max: Maximum number of Gaussians, which those with the largest gradients reach first; None for no limit.
         generator: Random generator of the positions of split Gaussians; PyTorch's global one if None.
     """
 
@@ -73,8 +73,8 @@ class DefaultStrategy(Strategy):
     def initialize_state(self, scene_scale: float = 1.0) -> State:
         """Returns a state without statistics.
 
-        Its entries are: `grad2d`, sums of the norms of screen gradients; `count`, numbers of images; `radii`, maximum
-        radii as fractions of the image's larger side (each None, then [N]); and `scene_scale`.
+        Its entries are `grad2d`, the sums of the norms of screen gradients; `count`, the numbers of images; `radii`,
+        the maximum radii as fractions of the image's larger side (each is None at first, then [N]); and `scene_scale`.
 
         Args:
             scene_scale: Extent of the scene, in world units.
@@ -90,17 +90,17 @@ class DefaultStrategy(Strategy):
         )
 
     def for_surfels(self) -> Self:
-        """Returns the strategy with the constants of 2DGS."""
+        """Returns the strategy with the settings of 2DGS."""
         return dataclasses.replace(self, key_for_gradient="gradient_2dgs", absgrad=False, prune_opa=0.05)
 
     def step_pre_backward(
         self, params: Parameters, optimizers: Optimizers, state: State, step: int, info: dict[str, Any]
     ) -> None:
-        """Retains the gradient of the projected means. To be called before the backward pass.
+        """Retains the gradient of the projected means. Call it before the backward pass.
 
         Args:
-            params, optimizers: See :meth:`check_sanity`. Optimizers whose parameters were replaced get the current
-                ones, with a warning; see :func:`.rows.follow_replaced`.
+            params, optimizers: See :meth:`check_sanity`. If parameters were replaced, their optimizers are updated,
+                with a warning; see :func:`.rows.follow_replaced`.
             state, step: Not used.
             info: `meta` of :func:`tsplat.rasterization`.
 
@@ -124,23 +124,23 @@ class DefaultStrategy(Strategy):
         scene: Follower | None = None,
         shard: Shard | None = None,
     ) -> None:
-        """Refines the Gaussians if this step is due. To be called after the backward pass.
+        """Refines the Gaussians and resets opacities, in steps in which this is due. Call it after the backward pass.
 
-        Statistics are set to zero by refinements only, so those of steps in a pause are kept.
+        Only refinements reset statistics, so statistics accumulate during a pause.
 
         Args:
             params, optimizers: See :meth:`check_sanity`; modified in place.
-            state: That of :meth:`initialize_state`, modified in place.
+            state: The result of :meth:`initialize_state`, modified in place.
             step: Number of the step.
             info: `meta` of :func:`tsplat.rasterization`.
-            packed: Whether `info` is that of a call with `packed=True`.
-            scene: Data that follow the Gaussians; its hooks are called after each change.
-            shard: The shard of the scene that `params` hold, if it is sharded; not together with `scene`. This is then
-                a collective call, and the generators of all ranks have to be in the same state.
+            packed: Whether `info` comes from a call with `packed=True`.
+            scene: Data with a row per Gaussian; its hooks are called after each change.
+            shard: The shard of the scene that `params` hold, if it is sharded; not together with `scene`. The call is
+                then collective, and the generators of all ranks must have the same state.
 
         Raises:
             ArgumentError: An argument is invalid, or all Gaussians would be pruned. Nothing has been changed, unless a
-                subclass changes which Gaussians grow or are pruned.
+                subclass overrides which Gaussians grow or are pruned.
         """
         if step >= self.refine_stop_iter:
             return
@@ -161,7 +161,7 @@ class DefaultStrategy(Strategy):
                 state.update(before)
                 raise
             order = None if shard is None else RowOrder(len(params["means"]), params["means"].device)
-            # Overrides written for gsplat 1.5 have neither parameter, so None is not passed.
+            # Overrides written for gsplat 1.5 lack these parameters, so None is not passed.
             options: dict[str, Any] = {"scene": order if scene is None else scene, "ranks": ranks}
             options = {name: value for name, value in options.items() if value is not None}
             n_duplicated, n_split = self._grow_gs(params, optimizers, state, step, **options)
@@ -181,13 +181,13 @@ class DefaultStrategy(Strategy):
     def _update_state(self, params: Parameters, state: State, info: dict[str, Any], packed: bool = False) -> None:
         """Adds the screen gradients, counts and radii of the Gaussians that are visible in this step.
 
-        `info` has `width` and `height` in pixels; `n_cameras`, by whose number the loss was divided; the entry
-        `key_for_gradient` with its gradient [..., N, 2] in pixels; `radii` [..., N, 2] in pixels. If packed, [nnz, 2]
-        and `gaussian_ids` [nnz].
+        `info` has `width` and `height` in pixels; `n_cameras`, by which the loss was divided; the entry
+        `key_for_gradient` with its gradient [..., N, 2] in pixels; and `radii` [..., N, 2] in pixels. If it is packed,
+        both have the shape [nnz, 2], and `gaussian_ids` [nnz] are added.
         """
         n = len(params["means"])
         v_means2d = self._gradient(state, info, packed, n)
-        # From pixels to coordinates from -1 to 1, and from the mean loss over cameras to the loss of each.
+        # Converts from pixels to coordinates from -1 to 1, and from the mean loss over cameras to each camera's loss.
         size = v_means2d.new_tensor([info["width"], info["height"]])
         gradients = (v_means2d * (0.5 * info["n_cameras"]) * size).norm(dim=-1)
         radii = info["radii"].amax(-1).to(gradients) / size.max()
@@ -208,7 +208,7 @@ class DefaultStrategy(Strategy):
         state.update(new)
 
     def _gradient(self, state: State, info: dict[str, Any], packed: bool, n: int) -> Tensor:
-        """Returns the gradient of the projected means, after checking what :meth:`_update_state` takes."""
+        """Returns the gradient of the projected means, after checking the arguments of :meth:`_update_state`."""
         key = self.key_for_gradient
         for name in (key, "radii", "width", "height", "n_cameras", *(("gaussian_ids",) if packed else ())):
             if name not in info:
@@ -219,7 +219,7 @@ class DefaultStrategy(Strategy):
                 f"info: {key} has no {'absgrad' if self.absgrad else 'gradient'}; call step_pre_backward before the "
                 "backward pass"
                 + (", and rasterization with absgrad=True" if self.absgrad else "")
-                + "; with with_eval3d=True (3DGUT) there is none, so use MCMCStrategy (simple_trainer.py mcmc)"
+                + "; with_eval3d=True (3DGUT) has no such gradient, so use MCMCStrategy (simple_trainer.py mcmc)"
             )
         rows = len(info["gaussian_ids"]) if packed else n
         for name, tensor in ((key, gradient), ("radii", info["radii"])):
@@ -263,10 +263,10 @@ class DefaultStrategy(Strategy):
         if self.cap_max is not None:
             # Each clone and each split adds one Gaussian; small Gaussians with large radii may be cloned and split.
             added = to_clone.long() + to_split.long()
-            room = max(0, self.cap_max - count(ranks, len(gradients))[1])
-            # The bits of floats that are not negative sort as the floats do.
+            n_max = max(0, self.cap_max - count(ranks, len(gradients))[1])
+            # Bits of nonnegative floats have the order of the floats.
             bits = gradients.double().nan_to_num(torch.inf).clamp_min(0).view(torch.int64)
-            chosen = select_smallest(torch.iinfo(torch.int64).max - bits, added, room, ranks)
+            chosen = select_smallest(torch.iinfo(torch.int64).max - bits, added, n_max, ranks)
             to_clone, to_split = to_clone & chosen, to_split & chosen
         return to_clone, to_split
 
@@ -280,7 +280,7 @@ class DefaultStrategy(Strategy):
         scene: Follower | None = None,
         ranks: RankGroup | None = None,
     ) -> tuple[int, int]:
-        """Clones and splits Gaussians, and returns the numbers of both, of all ranks."""
+        """Clones and splits Gaussians, and returns the numbers of cloned and split ones over all ranks."""
         to_clone, to_split = self._growth_masks(params, state, step, ranks)
         n_cloned, n_split = int(to_clone.sum()), int(to_split.sum())
         duplicate(params, optimizers, state, to_clone, scene)
@@ -317,7 +317,10 @@ class DefaultStrategy(Strategy):
         scene: Follower | None = None,
         ranks: RankGroup | None = None,
     ) -> int:
-        """Removes Gaussians that are transparent or too large, but not all, and returns their number, of all ranks."""
+        """Removes transparent and too large Gaussians, and returns their number over all ranks.
+
+        Raises ArgumentError if none would remain.
+        """
         pruned = self._prune_mask(opacities_of(params), params["scales"].detach(), state, step)
         self._check_survivors(pruned, step, ranks)
         remove(params, optimizers, state, pruned, scene)

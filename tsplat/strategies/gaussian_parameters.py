@@ -16,19 +16,19 @@ State = dict[str, Any]
 
 
 class Follower(Protocol):
-    """Receives changes of rows, like `Scene` of gsplat 1.6: operations call the hooks after each change.
+    """Interface of data with a row per Gaussian, like `Scene` of gsplat 1.6: operations call a hook after each change.
 
-    Indices are [k] int64, on the device of the Gaussians, and of the Gaussians before the change.
+    Indices are [k] int64, on the device of the Gaussians, and refer to the Gaussians before the change.
     """
 
     def on_duplicate(self, sel: Tensor) -> None:
         """Copies of the Gaussians `sel` were appended."""
 
     def on_split(self, sel: Tensor, rest: Tensor) -> None:
-        """The Gaussians are now those of `rest`, then those of `sel`, and those of `sel` again."""
+        """The Gaussians are now `rest`, followed by the first and then the second halves of `sel`."""
 
     def on_remove(self, remove_mask: Tensor) -> None:
-        """The Gaussians of a mask [N] bool were removed."""
+        """The Gaussians in a mask [N] bool were removed."""
 
     def on_relocate(self, dead_indices: Tensor, sampled_indices: Tensor) -> None:
         """The Gaussians `dead_indices` are now copies of `sampled_indices`, in this order."""
@@ -38,13 +38,14 @@ class Follower(Protocol):
 
 
 SHAPES: dict[str, list[tuple[int, ...]]] = {"means": [(3,)], "scales": [(3,)], "quats": [(4,)], "opacities": [(), (1,)]}
-"""Parameters of every Gaussian, and the accepted shapes of their rows."""
+"""Required parameters, and the accepted shapes of their rows."""
 
 
 def check_shapes(params: Parameters, names: Iterable[str] = tuple(SHAPES), n: int | None = None) -> int:
-    """Checks the shapes of parameters, of which those named have to exist, and returns the number of Gaussians.
+    """Checks the shapes of parameters, and returns the number of Gaussians.
 
-    Raises `ArgumentError` unless all have n rows, or as many as the first if n is None, on one device.
+    Raises `ArgumentError` if a parameter in `names` is missing, or unless all have n rows, or as many rows as the first
+    one if n is None, and are on one device.
     """
     for name in names:
         if name not in params:
@@ -69,7 +70,7 @@ def check_shapes(params: Parameters, names: Iterable[str] = tuple(SHAPES), n: in
 
 
 def check_floats(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
-    """Raises unless a tensor can be read, has a floating-point dtype and one of several shapes."""
+    """Raises unless a tensor is strided and has a floating-point dtype and one of several shapes."""
     if tuple(tensor.shape) not in shapes:
         expected = " or ".join(str(list(shape)) for shape in shapes)
         raise ShapeError(f"{name}: expected {expected}, found {list(tensor.shape)}")
@@ -77,8 +78,8 @@ def check_floats(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
 
 
 def check_optimizers(params: Parameters, optimizers: Optimizers, names: Iterable[str]) -> None:
-    """Raises `ArgumentError` unless each trainable parameter has an optimizer, in whose only group it is the only one,
-    and whose state belongs to it and has its number of rows."""
+    """Raises `ArgumentError` unless each trainable parameter has an optimizer with one group, which has only this
+    parameter, and with a state of this parameter, which has as many rows."""
     for name in names:
         parameter = params[name]
         if name not in optimizers:
@@ -88,14 +89,14 @@ def check_optimizers(params: Parameters, optimizers: Optimizers, names: Iterable
         groups, states = optimizers[name].param_groups, optimizers[name].state
         if len(groups) != 1 or len(groups[0]["params"]) != 1 or groups[0]["params"][0] is not parameter:
             raise ArgumentError(
-                f"optimizers: the one for {name} must have exactly this parameter, in one group; if it was made before "
-                "the parameter was replaced, as by loading a model of another size, call `step_pre_backward` to fix "
-                "this"
+                f"optimizers: the one for {name} must have exactly this parameter, in one group; if the parameter was "
+                "replaced after the optimizer was made, as by loading a model of another size, call "
+                "`step_pre_backward` to fix this"
             )
         if states and parameter not in states:
             raise ArgumentError(
-                f"optimizers: the state of the one for {name} belongs to another tensor; replace parameters only by "
-                "operations on both"
+                f"optimizers: the state of the one for {name} belongs to another tensor; replace parameters and "
+                "optimizer states together, by operations of tsplat.strategies"
             )
         for key, value in states.get(parameter, {}).items():
             if has_rows(key, value):
@@ -114,12 +115,12 @@ def check_parameters(params: Parameters, optimizers: Optimizers) -> int:
 
 
 def has_rows(key: str, value: object) -> bool:
-    """Returns whether an entry of an optimizer's state has a row per Gaussian, as the step count and scalars do not."""
+    """Returns whether an entry of an optimizer's state has a row per Gaussian: not a step count or a scalar."""
     return key != "step" and isinstance(value, Tensor) and value.dim() > 0
 
 
 def check_mask(mask: Tensor) -> int:
-    """Returns the number of Gaussians of a mask [N] bool."""
+    """Checks a mask [N] bool, and returns N."""
     return len(check_tensor("mask", mask, [None], "[N]", dtypes=BOOLS))
 
 
@@ -130,13 +131,13 @@ def check_finite(name: str, value: float) -> None:
 
 
 def check_opacity(name: str, value: float) -> None:
-    """Raises `ArgumentError` unless an opacity lies between 0 and 1, both excluded."""
+    """Raises `ArgumentError` unless an opacity is above 0 and below 1."""
     if not 0 < value < 1:
-        raise ArgumentError(f"{name}: expected an opacity between 0 and 1, both excluded, found {value}")
+        raise ArgumentError(f"{name}: expected an opacity above 0 and below 1, found {value}")
 
 
 def check_min_opacity(value: float) -> None:
-    """Raises `ArgumentError` unless a lower limit of opacities is at least 0 and less than 1."""
+    """Raises `ArgumentError` unless a minimum opacity is at least 0 and below 1."""
     if not 0 <= value < 1:
         raise ArgumentError(f"min_opacity: expected at least 0 and less than 1, found {value}")
 

@@ -1,4 +1,4 @@
-"""The strategy of the preset `standard`: splits Gaussians along their longest axis, within a budget that grows."""
+"""The strategy of the preset `standard`: splits Gaussians along their longest axis, within a growing budget."""
 
 import dataclasses
 import math
@@ -17,32 +17,32 @@ from .rows import enlarge, replace_rows
 from .sharding import count, ranges, route
 
 OFFSET, LONGEST, OTHERS, OPACITY = 1.35, 0.55, 0.893, 0.6
-"""Values of each half: distance from the center, in standard deviations along the longest axis; and factors of the
-scale along this axis, of the other scales, and of the opacity."""
+"""Constants of a split: distance of each half from the center, in standard deviations along the longest axis; and
+factors of the scale along this axis, of the other scales, and of the opacity."""
 
 GROWTH_TIME = 0.5
-"""Fraction of the steps from the first to the last refinement after which the budget is reached."""
+"""Fraction of the steps from the first to the last refinement after which the budget stops growing."""
 
 
 @dataclasses.dataclass
 class LongAxisStrategy(MCMCStrategy):
-    """Splits Gaussians in two along their longest axis, on a budget, and replaces transparent ones.
+    """Splits Gaussians in two along their longest axis, within a budget, and replaces transparent ones.
 
     Each refinement removes transparent Gaussians, and splits as many others as the budget allows, sampled by opacity
-    without replacement. The budget grows with the square root of the step, from the number of Gaussians before the
-    first refinement to `growth` times this number, or to `cap_max` if it is less, and is reached half-way to the last
-    refinement. Noise is that of :class:`MCMCStrategy`. The split is that of Deng et al.,
-    "Improving densification in 3D Gaussian Splatting for high-fidelity rendering", 2025, the curve that of Mallick et
-    al., "Taming 3DGS", 2024.
+    without replacement. The budget is a number of Gaussians. It grows with the square root of the step, from the number
+    before the first refinement to `growth` times this number, or to `cap_max` if that is less, and reaches its end
+    half-way to the last refinement. Splits follow Deng et al., "Improving densification in 3D Gaussian Splatting for
+    high-fidelity rendering", 2025, the budget follows Mallick et al., "Taming 3DGS", 2024, and noise is added as by
+    :class:`MCMCStrategy`.
 
     Attributes:
-        growth: Number of Gaussians after the last refinement, in units of that before the first; at least 1.
+        growth: Ratio of the number of Gaussians after the last refinement to that before the first; at least 1.
     """
 
     growth: float = 3.2
 
     def initialize_state(self, scene_scale: float = 1.0) -> State:
-        """Returns the initial state: that of :class:`MCMCStrategy`, and `n_initial`, 0 until the first refinement."""
+        """Returns the state of :class:`MCMCStrategy` and `n_initial`, which is 0 until the first refinement."""
         return {**super().initialize_state(scene_scale), "n_initial": 0}
 
     def expected_growth(self) -> float | None:
@@ -93,10 +93,10 @@ def split_long_axis(
 ) -> None:
     """Splits Gaussians in two along their longest axis. Moments and statistics of both halves are zero.
 
-    One half stays in its row. The others overwrite the rows of Gaussians to replace, in order, and the rest is
-    appended. Tensors are changed in place, after moving them to longer storages if rows are appended. Arguments are
-    those of :mod:`tsplat.strategies.operations`. `chosen` [K] are distinct indices of the Gaussians to split,
-    `replaced` [R] of those to replace, R <= K; no index is in both.
+    The first half replaces the Gaussian in its row. The second halves overwrite the `replaced` rows, in order, and the
+    remaining ones are appended. Tensors are changed in place; if rows are appended, they are moved to larger storages
+    first. `chosen` [K] are distinct indices of the Gaussians to split, and `replaced` [R], R <= K, indices of Gaussians
+    to overwrite; no index is in both. For the other arguments, see :mod:`tsplat.strategies.operations`.
     """
     total = check_shapes(params)
     check_optimizers(params, optimizers, params)

@@ -34,16 +34,16 @@ class MCMCStrategy(Strategy):
     Kheradmand et al., "3D Gaussian Splatting as Markov Chain Monte Carlo", 2024.
 
     Attributes:
-        cap_max: Maximum number of Gaussians; `max_gaussians` of a configuration, if it is smaller, lowers it.
+        cap_max: Maximum number of Gaussians. A trainer lowers it to `max_gaussians` of its configuration.
         noise_lr: Scale of the noise, in units of the means' learning rate.
         refine_start_iter: Step after which Gaussians are relocated and added.
         refine_stop_iter: Step before which Gaussians are relocated and added.
         refine_every: Number of steps between refinements.
-        min_opacity: Gaussians with at most this opacity are dead.
+        min_opacity: Opacity up to which Gaussians are dead.
         verbose: Print the number of changed Gaussians.
         noise_injection_stop_iter: Step before which noise is added; negative for all steps.
-        noise_opacity_t: Opacity of Gaussians that get half the noise; those that are more opaque get less.
-        noise_opacity_k: Steepness of that transition.
+        noise_opacity_t: Opacity at which Gaussians get half of the noise; more opaque ones get less.
+        noise_opacity_k: Steepness of this transition.
         generator: Random generator of noise and samples; PyTorch's global one if None.
     """
 
@@ -63,14 +63,14 @@ class MCMCStrategy(Strategy):
 
     @property
     def reads_rendering(self) -> bool:
-        """Returns whether a subclass overrides a hook."""
+        """Whether a subclass overrides a hook, which may then read the rendering."""
         hooks, own = ((cls.step_pre_backward, cls.step_post_backward) for cls in (type(self), MCMCStrategy))
         return hooks != own
 
     def initialize_state(self, scene_scale: float = 1.0) -> State:
         """Returns the initial state: `binoms`, [51, 51] fp64 binomial coefficients.
 
-        `scene_scale` is not used, and exists so that strategies are interchangeable.
+        `scene_scale` is ignored; it exists so that strategies are interchangeable.
         """
         return {"binoms": binomial_table()}
 
@@ -79,15 +79,13 @@ class MCMCStrategy(Strategy):
         return self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0
 
     def expected_growth(self) -> float | None:
-        """Returns the growth by 5 % in each refinement, without the limit `cap_max`."""
+        """Returns the growth if each refinement adds 5 %, ignoring `cap_max`."""
         return float(1.05 ** ((self.refine_stop_iter - self.refine_start_iter) / self.refine_every))
 
     def step_pre_backward(
         self, params: Parameters, optimizers: Optimizers, state: State, step: int, info: dict[str, Any]
     ) -> None:
-        """Gives optimizers whose parameters were replaced the current ones, with a warning.
-
-        To be called before the backward pass.
+        """Updates optimizers whose parameters were replaced, with a warning. Call it before the backward pass.
 
         Args:
             params, optimizers: See :meth:`check_sanity` and :func:`.rows.follow_replaced`.
@@ -108,17 +106,17 @@ class MCMCStrategy(Strategy):
         shard: Shard | None = None,
         backend: Backend = "auto",
     ) -> None:
-        """Relocates and adds Gaussians if this step is due, and adds noise. To be called after the optimizers' step.
+        """Relocates and adds Gaussians in steps that refine, and adds noise. Call it after the optimizers' step.
 
         Args:
             params, optimizers: See :meth:`check_sanity`; modified in place.
-            state: That of :meth:`initialize_state`, modified in place.
+            state: The result of :meth:`initialize_state`, modified in place.
             step: Number of the step.
-            info: Not used, and exists so that strategies are interchangeable.
+            info: Ignored; it exists so that strategies are interchangeable.
             lr: Learning rate of the means, in world units.
-            scene: Data that follow the Gaussians; its hooks are called after each change.
-            shard: The shard of the scene that `params` hold, if it is sharded; not together with `scene`. This is then
-                a collective call, and the generators of all ranks have to be in the same state.
+            scene: Data with a row per Gaussian; its hooks are called after each change.
+            shard: The shard of the scene that `params` hold, if it is sharded; not together with `scene`. The call is
+                then collective, and the generators of all ranks must have the same state.
             backend: As in :func:`tsplat.rasterization`.
 
         Raises:
@@ -146,9 +144,9 @@ class MCMCStrategy(Strategy):
             )  # fmt: skip
 
     def noise_scaler(self, step: int, lr: float) -> float | None:
-        """Returns the factor of the noise of a step, or None if it has none.
+        """Returns the scale of the noise of a step; None for no noise.
 
-        Raises ArgumentError if the noise would not be finite; see :meth:`step_post_backward`.
+        Raises ArgumentError if the noise would not be finite.
         """
         if not math.isfinite(lr * self.noise_lr):
             raise ArgumentError(f"lr: expected a finite learning rate and noise_lr, found {lr} and {self.noise_lr}")
@@ -187,8 +185,8 @@ class MCMCStrategy(Strategy):
         scene: Follower | None,
         ranks: RankGroup | None,
     ) -> tuple[int, int]:
-        """Relocates dead Gaussians and adds new ones. Returns the numbers of both, of all ranks."""
-        # Overrides written for gsplat 1.5 have neither parameter, so None is not passed.
+        """Relocates dead Gaussians and adds new ones. Returns both numbers of Gaussians, over all ranks."""
+        # Overrides written for gsplat 1.5 lack these parameters, so None is not passed.
         options: dict[str, Any] = {"scene": scene, "ranks": ranks}
         options = {name: value for name, value in options.items() if value is not None}
         n_moved = self._relocate_gs(params, optimizers, state["binoms"], **options)
@@ -203,7 +201,7 @@ class MCMCStrategy(Strategy):
         scene: Follower | None = None,
         ranks: RankGroup | None = None,
     ) -> int:
-        """Moves dead Gaussians to live ones, sampled by opacity, and returns their number; none if all are dead."""
+        """Moves dead Gaussians to live ones, sampled by opacity, and returns their number; 0 if all are dead."""
         dead = opacities_of(params) <= self.min_opacity
         n = count(ranks, int(dead.sum()))[1]
         if n == count(ranks, len(dead))[1]:
@@ -220,7 +218,7 @@ class MCMCStrategy(Strategy):
         scene: Follower | None = None,
         ranks: RankGroup | None = None,
     ) -> int:
-        """Adds copies of Gaussians, sampled by opacity, up to 5 % and `cap_max`, and returns their number."""
+        """Adds copies of Gaussians, sampled by opacity, and returns their number: 5 %, limited by `cap_max`."""
         n = count(ranks, len(params["means"]))[1]
         n_added = max(0, min(self.cap_max, int(1.05 * n)) - n)
         if n_added:

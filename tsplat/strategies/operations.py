@@ -3,17 +3,17 @@
 Names and positional arguments are those of `gsplat.strategy.ops` 1.6. All operations work in place:
 
 - `params` maps names to leaf tensors with a row per Gaussian: means [N, 3], scales [N, 3] before exp, quats [N, 4]
-  (wxyz, any norm), opacities [N] or [N, 1] before sigmoid, and any others. Operations replace its entries.
-- `optimizers` maps the same names to optimizers, each with only this parameter. The rows of their states follow the
-  Gaussians. Parameters that do not require a gradient need no optimizer. Other names are ignored.
-- `state` holds the statistics of a strategy. Tensors with a row per Gaussian follow the Gaussians.
-- `scene`, if it is given, has its hook called after the change.
+  (wxyz, any norm), opacities [N] or [N, 1] before sigmoid, and optionally others. Operations replace its entries.
+- `optimizers` maps the same names to optimizers, each with only this parameter. The rows of their states are changed
+  like those of the parameters. Parameters that do not require a gradient need no optimizer. Other names are ignored.
+- `state` holds the statistics of a strategy. Tensors with a row per Gaussian are changed like the parameters.
+- `scene`, if given, is notified of the change by a hook; see :class:`.gaussian_parameters.Follower`.
 
 Random numbers come from `generator`, or PyTorch's global one if it is None. Operations raise `ArgumentError` if these
 arguments do not match each other, see :func:`check_shapes` and :func:`check_optimizers`, and then change nothing.
 
-With `ranks`, each rank has consecutive rows of all Gaussians, and operations are collective calls that do to all of
-them what a single process would. Rows that an operation appends are then on the rank of their original until
+With `ranks`, each rank has consecutive rows of all Gaussians, and operations are collective calls with the same result
+as in a single process. Rows that an operation appends remain on the rank of their original until
 :func:`.sharding.reshard`.
 """
 
@@ -48,20 +48,20 @@ from .rows import _update_param_with_optimizer, append_zeros, replace_rows
 from .sharding import count, ranges, route
 
 LOG_SPLIT = math.log(1.6)
+"""Logarithm of the factor by which the scales of split Gaussians are divided."""
 
 NOISE_MAX = 64.0
-"""Bound of the length of a sample of noise, with room for rounding: Box and Muller's transform of 31 bits has 9.3."""
+"""Upper bound of the length of a noise sample, with a margin: the Box-Muller transform of 31 bits is at most 9.3."""
 
 SMALL = 2.0**-16
-"""Part of the largest coordinate of a mean in a block below which a coordinate is small."""
-"""Logarithm of the factor by which the scales of split Gaussians are divided."""
+"""A coordinate of a mean is small if it is below this fraction of the largest coordinate in its block."""
 
 
 @torch.no_grad()
 def duplicate(
     params: Parameters, optimizers: Optimizers, state: State, mask: Tensor, scene: Follower | None = None
 ) -> None:
-    """Appends a copy of each Gaussian of a mask [N] bool. Moments of copies are zero; statistics are copied."""
+    """Appends a copy of each Gaussian in a mask [N] bool. Moments of copies are zero; statistics are copied."""
     n = check_shapes(params, (), check_mask(mask))
 
     def copied(rows: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def duplicate(
 def remove(
     params: Parameters, optimizers: Optimizers, state: State, mask: Tensor, scene: Follower | None = None
 ) -> None:
-    """Removes the Gaussians of a mask [N] bool."""
+    """Removes the Gaussians in a mask [N] bool."""
     n = check_shapes(params, (), check_mask(mask))
 
     def kept(rows: Tensor) -> Tensor:
@@ -100,11 +100,11 @@ def split(
     generator: torch.Generator | None = None,
     ranks: RankGroup | None = None,
 ) -> None:
-    """Replaces each Gaussian of a mask [N] bool by two smaller ones at positions sampled from it, and appends these.
+    """Replaces each Gaussian in a mask [N] bool by two smaller ones, at positions sampled from its distribution.
 
-    Scales are divided by 1.6. All first halves come before all second ones. Moments of both are zero; statistics are
-    copied. With `revised_opacity`, their opacity is 1 - sqrt(1 - o), so that two of them cover as much as one did
-    ("Revising densification in Gaussian splatting", arXiv 2404.06109).
+    The new rows are appended, all first halves before all second ones. Scales are divided by 1.6. Moments are zero;
+    statistics are copied. With `revised_opacity`, opacities are 1 - sqrt(1 - o), so that both halves together are as
+    opaque as the original ("Revising densification in Gaussian splatting", arXiv 2404.06109).
     """
     n = check_shapes(params, ("means", "scales", "quats"), check_mask(mask))
     check_optimizers(params, optimizers, params)
@@ -140,13 +140,13 @@ def split(
 
 
 def revise_opacities(logits: Tensor) -> Tensor:
-    """Returns the logits of 1 - sqrt(1 - o), with which two Gaussians cover as much as one with opacity o."""
+    """Returns the logits of 1 - sqrt(1 - o): two such Gaussians are together as opaque as one with opacity o."""
     return (1 - (1 - logits.sigmoid()).sqrt()).logit()
 
 
 @torch.no_grad()
 def reset_opa(params: Parameters, optimizers: Optimizers, state: State, value: float) -> None:
-    """Limits opacities after sigmoid to a maximum, and sets their moments to zero.
+    """Limits opacities to at most `value`, after sigmoid, and sets their moments to zero.
 
     Raises:
         ArgumentError: `value` is not between 0 and 1.
@@ -166,9 +166,9 @@ def reset_opa(params: Parameters, optimizers: Optimizers, state: State, value: f
 def _divided_among_copies(
     params: Parameters, chosen: Tensor, binoms: Tensor, min_opacity: float
 ) -> Callable[[str, Tensor], Tensor]:
-    """Returns a function from a parameter, by name, to new values for the chosen Gaussians.
+    """Returns a function that takes a parameter's name and value, and returns it with new values for chosen Gaussians.
 
-    With their new opacities and scales, k + 1 copies of a Gaussian that was chosen k times look like the original.
+    With the new opacities and scales, k + 1 copies of a Gaussian that was chosen k times look like the original.
     """
     copies = torch.bincount(chosen, minlength=len(params["scales"]))[chosen] + 1
     opacities, scales = compute_relocation(
@@ -189,7 +189,7 @@ def _divided_among_copies(
 def _sampling_weights(params: Parameters) -> Tensor:
     opacities = opacities_of(params)
     if not opacities.isfinite().all():
-        raise ArgumentError("weights: expected finite values that are not negative; are there invalid opacities?")
+        raise ArgumentError("weights: expected finite, nonnegative values; some opacities are invalid")
     return opacities
 
 
@@ -216,7 +216,7 @@ def relocate(
     generator: torch.Generator | None = None,
     ranks: RankGroup | None = None,
 ) -> None:
-    """Moves dead Gaussians to live ones, sampled by opacity with replacement, and divides the opacity among copies.
+    """Moves dead Gaussians to live ones, sampled by opacity with replacement, and divides the opacity among the copies.
 
     Moments and statistics of moved and of sampled Gaussians are set to zero.
 
@@ -234,7 +234,7 @@ def relocate(
     if n_dead == 0:
         return
     if n_alive == 0:
-        raise ArgumentError(f"mask: all {n_dead} Gaussians are dead, so that there are none to move them to")
+        raise ArgumentError(f"mask: all {n_dead} Gaussians are dead; expected at least one live one to move them to")
     weights = _sampling_weights(params).masked_fill(mask, 0.0)
     chosen = sample_rows(weights, n_dead, generator, ranks)
     divide = _divided_among_copies(params, chosen, binoms, min_opacity)
@@ -302,12 +302,12 @@ def inject_noise_to_position(
     first: int = 0,
     backend: Backend = "auto",
 ) -> None:
-    """Adds noise with each Gaussian's covariance to the means of those that are nearly transparent.
+    """Adds noise to the means of nearly transparent Gaussians, in proportion to their covariance.
 
     Args:
-        scaler: Factor of the noise, usually the means' learning rate in world units times 5e5.
-        t, k: The noise of a Gaussian of opacity o is multiplied by sigmoid(k (t - o)).
-        first: Index of the first Gaussian among those of all ranks, on which the noise depends.
+        scaler: Scale of the noise, usually the means' learning rate in world units times 5e5.
+        t, k: The noise of a Gaussian with opacity o is multiplied by sigmoid(k (t - o)).
+        first: Index of the first Gaussian among all ranks' Gaussians; the noise depends on these indices.
         backend: As in :func:`tsplat.rasterization`.
 
     Raises:
@@ -322,17 +322,17 @@ def inject_noise_to_position(
 def add_noise(
     params: Parameters, key: int | Tensor, scaler: float | Tensor, t: float, k: float, first: int, backend: Backend
 ) -> None:
-    """Adds the noise of :func:`inject_noise_to_position` for the key of its random numbers.
+    """Adds the noise of :func:`inject_noise_to_position`, given a random key.
 
-    If the key, [] int64, and the scaler, [] fp64, are tensors, replays of the Triton kernels read their new values. On
-    a CPU, numbers are drawn only for Gaussians that noise may move, if the scaler is a number.
+    If the key, [] int64, and the scaler, [] fp64, are tensors, replays of the Triton kernels read their new values. If
+    the scaler is a number, a CPU draws random numbers only for Gaussians that noise may move.
     """
     means = params["means"]
     tensors = [plain(name, params[name].detach()).contiguous() for name in ("means", "quats", "scales", "opacities")]
     on_cpu = means.device.type == "cpu"
     n = BLOCK if on_cpu else max(len(means), 1)
     mcmc_noise = launchers(means.device, backend).mcmc_noise
-    # PyTorch's sigmoid, which its backend uses, rounds otherwise where a tensor ends.
+    # Not for the torch backend: PyTorch's sigmoid rounds differently at the end of a tensor.
     if on_cpu and not isinstance(scaler, Tensor) and choose(means.device, backend)[0] == "triton":
         moved = _rows_moved_by_noise(tensors[0], tensors[2], tensors[3], scaler, t, k)
     else:
@@ -355,11 +355,12 @@ def add_noise(
 def _rows_moved_by_noise(
     means: Tensor, log_scales: Tensor, opacity_logits: Tensor, scaler: float, t: float, k: float
 ) -> Tensor | None:
-    """Returns the rows whose means noise may change, [n] int64, ascending; None if these may be most.
+    """Returns the rows whose means noise may change, [n] int64, ascending; None if these may be more than half.
 
-    Of a Gaussian of opacity o whose largest scale is s, no coordinate of the noise exceeds :data:`NOISE_MAX` scaler s²
-    exp(k (t - o)). A coordinate x of a mean stays what it is if |noise| < |x| eps / 4. Scales are those of the largest
-    Gaussian of a block, so that this is a bound of logits; means with a small coordinate may move at any opacity.
+    For a Gaussian with opacity o and largest scale s, each coordinate of the noise is at most
+    :data:`NOISE_MAX` · scaler · s² · exp(k (t - o)). A coordinate x of a mean does not change if |noise| < |x| eps / 4.
+    With s of the largest Gaussian of a block, this gives a bound of the logits, above which means do not move unless
+    they have a small coordinate.
     """
     if not (k > 0 and scaler):
         return None

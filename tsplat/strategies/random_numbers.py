@@ -1,7 +1,7 @@
-"""Counter-based random numbers: a key and a Gaussian's index give each value.
+"""Counter-based random numbers: each value is a function of a key and a Gaussian's index.
 
-The key is drawn from a generator. Ranks with equal generators therefore agree on the values, however Gaussians are
-sharded (docs/decisions/0037).
+The key is drawn from a generator, so ranks with equal generators agree on all values, independent of the sharding
+(docs/decisions/0037).
 """
 
 import math
@@ -16,26 +16,26 @@ from ..runtime.tracing import numpy_step
 from .sharding import count, select_smallest
 
 STEP, MIX = 0x9E3779B97F4A7C15 - 2**64, ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
-"""Increment, and shifts and factors, of SplitMix64 (Steele et al., 2014), as signed numbers."""
+"""Increment, and shifts with factors, of SplitMix64 (Steele et al., 2014), as signed integers."""
 
 OFFSETS = torch.arange(2, dtype=torch.int64, device="cpu")
-"""Added to twice a counter, for two random numbers per counter."""
+"""Offsets that are added to twice a counter, to get two random numbers per counter."""
 
 BLOCK = 2**15
-"""Number of samples to draw at a time, so that they fit into the cache of a CPU."""
+"""Number of samples that are drawn at a time, so that they fit into the cache of a CPU."""
 
 WEIGHT_BITS = 32
-"""Number of fractional bits of weights as integers, whose sums do not depend on the sharding."""
+"""Number of fractional bits of weights, which are summed as integers so that sums do not depend on the sharding."""
 
 
 def draw_key(generator: torch.Generator | None) -> int:
-    """Draws the key of random numbers from a generator, by default PyTorch's global one of the CPU."""
+    """Draws a random key from a generator, by default PyTorch's global CPU generator."""
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
 
 
 def random_bits(key: Any, counters: Any) -> Any:
-    """Returns 64 random bits for each counter, [...] int64 -> [...] int64, of tensors or of arrays."""
+    """Returns 64 random bits for each counter, [...] int64 -> [...] int64; counters are a tensor or an array."""
     bits = counters * STEP + key
     for shift, factor in MIX:
         bits = bits ^ _shifted(bits, shift)
@@ -44,14 +44,14 @@ def random_bits(key: Any, counters: Any) -> Any:
 
 
 def _shifted(bits: Any, n: int) -> Any:
-    """Shifts to the right, and fills with zeros."""
+    """Shifts signed integers to the right, filling with zeros."""
     shifted = bits >> n
     shifted &= 2 ** (64 - n) - 1
     return shifted
 
 
 def uniform(key: int, counters: Tensor) -> Tensor:
-    """Returns a number from 0 to less than 1 for each counter, fp64."""
+    """Returns a uniform random number in [0, 1) for each counter, fp64."""
     bits: Tensor = _shifted(random_bits(key, counters), 11)
     return bits.double().mul_(2.0**-53)
 
@@ -59,9 +59,9 @@ def uniform(key: int, counters: Tensor) -> Tensor:
 def standard_normal(key: int | Tensor, counters: Tensor, like: Tensor, columns: int = 3) -> Tensor:
     """Returns samples of a standard normal distribution for each counter, [n] int64 -> [n, columns], columns <= 4.
 
-    The dtype is that of `like`. By Box and Muller's transform, of 31 and 32 bits.
+    The dtype is that of `like`. Samples are computed by the Box-Muller transform, from 31 and 32 random bits.
     """
-    if counters.device.type == "cpu" and len(counters) > BLOCK:  # five times faster than memory
+    if counters.device.type == "cpu" and len(counters) > BLOCK:  # the cache is five times faster than memory
         return torch.cat([standard_normal(key, block, like, columns) for block in torch.split(counters, BLOCK)])
     if counters.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
         key = key if isinstance(key, Tensor) else torch.tensor(key, dtype=torch.int64, device="cpu")
@@ -73,7 +73,7 @@ def standard_normal(key: int | Tensor, counters: Tensor, like: Tensor, columns: 
 
 
 def _polar(key: Any, counters: Any, offsets: Any, like: Any) -> tuple[Any, Any]:
-    """Returns numbers above 0 up to 1, and angles in radians, [n, 2] of the dtype of `like`, two for each counter."""
+    """Returns uniform numbers in (0, 1] and angles in radians, two per counter, [n, 2] with the dtype of `like`."""
     bits = random_bits(key, 2 * counters[:, None] + offsets)
     high, low = _shifted(bits, 33) + 1, bits & 2**32 - 1
     if isinstance(like, Tensor):
@@ -86,16 +86,16 @@ def _polar(key: Any, counters: Any, offsets: Any, like: Any) -> tuple[Any, Any]:
 
 
 _polar_of_arrays = numpy_step(_polar)
-"""Computes :func:`_polar` of tensors on a CPU, where NumPy takes a tenth of the time for few numbers."""
+""":func:`_polar` for tensors on a CPU, computed by NumPy, which takes a tenth of the time for few numbers."""
 
 
 def row_indices(n: int, first: int, like: Tensor) -> Tensor:
-    """Returns the indices of n Gaussians, the first of which is given, on the device of `like`. [n] int64"""
+    """Returns n consecutive indices starting at `first`, on the device of `like`. [n] int64"""
     return torch.arange(first, first + n, device=like.device)
 
 
 def sample_rows(weights: Tensor, n: int, generator: torch.Generator | None, ranks: RankGroup | None = None) -> Tensor:
-    """Samples n Gaussians of all ranks with replacement, by weights from 0 to 1.
+    """Samples n of all ranks' Gaussians with replacement, with probabilities proportional to weights from 0 to 1.
 
     Returns the ascending indices [k] of this rank's samples. `weights` are the finite weights of this rank's Gaussians.
     Raises ArgumentError if no weight of any rank is positive.
@@ -105,7 +105,7 @@ def sample_rows(weights: Tensor, n: int, generator: torch.Generator | None, rank
     before, total = count(ranks, own_total)
     key = draw_key(generator)
     if n and not total:
-        raise ArgumentError(f"n: expected 0 to 0 samples of 0 positive weights, found {n}")
+        raise ArgumentError(f"n: expected 0 samples, as no weight is positive, found {n}")
     counts = torch.zeros_like(ends)
     for first in range(0, n, BLOCK):
         samples = uniform(key, row_indices(min(BLOCK, n - first), first, ends))
@@ -118,15 +118,15 @@ def sample_rows(weights: Tensor, n: int, generator: torch.Generator | None, rank
 def choose_rows(
     weights: Tensor, n: int, generator: torch.Generator | None, first: int = 0, ranks: RankGroup | None = None
 ) -> Tensor:
-    """Samples n Gaussians of all ranks without replacement. Returns the ascending indices [k] of this rank's samples.
+    """Samples n of all ranks' Gaussians without replacement. Returns the ascending indices [k] of this rank's samples.
 
-    The samples are the n first arrivals of Poisson processes with these rates (Efraimidis and Spirakis, 2006).
-    `weights` are the finite weights of this rank's Gaussians, of which `first` is the index of the first one; at least
-    n weights of all ranks are positive.
+    The samples are the first n arrivals of Poisson processes whose rates are the weights (Efraimidis and Spirakis,
+    2006). `weights` are the finite weights of this rank's Gaussians, and `first` is the index of the first of them; at
+    least n weights of all ranks must be positive.
     """
     samples = uniform(draw_key(generator), row_indices(len(weights), first, weights))
     arrivals = -torch.log1p(-samples) / weights.double()
     positive = weights > 0
-    # The bits of floats that are not negative sort as the floats do.
+    # Bits of nonnegative floats have the order of the floats.
     keys = arrivals.masked_fill(~positive, 0.0).abs().view(torch.int64)
     return select_smallest(keys, positive.long(), n, ranks).nonzero().squeeze(1)

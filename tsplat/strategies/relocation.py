@@ -27,15 +27,15 @@ def check_binoms(binoms: Tensor) -> None:
 def compute_relocation(
     opacities: Tensor, scales: Tensor, ratios: Tensor, binoms: Tensor, min_opacity: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Computes the opacity and scales with which n copies of a Gaussian look as it did alone (equation 9).
+    """Computes the opacity and scales with which n copies of a Gaussian look like the original (equation 9).
 
     Args:
         opacities: [N] or [N, 1] after sigmoid.
         scales: [N, 3] after exp, in world units.
-        ratios: [N] integers, or floats that are rounded down, the numbers of copies n. They are clamped to 1 and n_max.
+        ratios: [N] numbers of copies n: integers, or floats that are rounded down. They are clamped to [1, n_max].
         binoms: [n_max, n_max] binomial coefficients, see :func:`binomial_table`, on the device of the Gaussians.
-        min_opacity: Least opacity o' of a copy; above 0, o' is also less than 1. Scales are
-            those of this o'.
+        min_opacity: Minimum opacity o' of a copy; if it is above 0, o' is also limited to less than 1. Scales are
+            computed from the limited o'.
 
     Returns:
         Opacities of the shape of `opacities`, o' = 1 - (1 - o)^(1/n); and scales [N, 3], multiplied by o and divided by
@@ -64,7 +64,7 @@ def compute_relocation(
     k = torch.arange(n_max, device=o.device)
     signs = 1.0 - 2.0 * (k % 2)
     total = (coefficients * signs / (k + 1).double().sqrt() * new[:, None] ** (k + 1)).sum(-1)
-    # Opacities so small that o' is rounded to 0 leave the scales unchanged.
+    # Scales do not change if o is so small that o' is rounded to 0.
     factor = torch.where(total > 0, o / total, 1.0)
     new_scales = scales.detach().double() * factor[:, None]
     return new.to(opacities.dtype).view_as(opacities), new_scales.to(scales.dtype)

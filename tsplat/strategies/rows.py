@@ -1,4 +1,4 @@
-"""Replaces the rows of parameters, of the states of their optimizers, and of a strategy's statistics."""
+"""Replaces rows of parameters, of optimizer states, and of a strategy's statistics."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -18,16 +18,16 @@ def _update_param_with_optimizer(
     optimizers: Optimizers,
     names: Iterable[str] | None = None,
 ) -> None:
-    """Replaces parameters, all or those named, and the states of their optimizers.
+    """Replaces the parameters `names`, or all, and the states of their optimizers.
 
     Args:
-        param_fn: Maps the name and the old value of a parameter to its new value. Tensors that are not parameters
-            become parameters, which require a gradient if the old one does.
-        optimizer_fn: Does the same for the tensors of an optimizer, except "step" and scalars.
+        param_fn: Maps the name and the old value of a parameter to its new value. A plain tensor becomes a parameter,
+            which requires a gradient if the old one does.
+        optimizer_fn: Maps the tensors of an optimizer's state likewise, except "step" and scalars.
     """
     names = tuple(params) if names is None else tuple(names)
     check_optimizers(params, optimizers, names)
-    # All new tensors are made before any is replaced, so that an error changes nothing.
+    # All new tensors are computed before any is replaced, so that an error changes nothing.
     successors = {}
     for name in names:
         old = params[name]
@@ -58,7 +58,7 @@ def replace_rows(
     moment_fn: Callable[[Tensor], Tensor],
     state_fn: Callable[[Tensor], Tensor],
 ) -> None:
-    """Replaces parameters, moments and statistics of n Gaussians: all of them, or none if a function raises."""
+    """Replaces the parameters, moments and statistics of n Gaussians; if a function raises, nothing is changed."""
     # The table of binomial coefficients may happen to have n rows.
     rows = {
         key: state_fn(value)
@@ -71,21 +71,21 @@ def replace_rows(
 
 
 def append_zeros(n: int) -> Callable[[Tensor], Tensor]:
-    """Returns a function that appends n rows of zeros, and does not copy if there are none."""
+    """Returns a function that appends n rows of zeros; for n = 0, it returns its argument."""
     return lambda rows: torch.cat([rows, rows.new_zeros(n, *rows.shape[1:])]) if n else rows
 
 
 @torch.no_grad()
 def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Tensor], Tensor]:
-    """Moves parameters and their moments to storages with room for n more rows, one tensor after the other.
+    """Moves parameters and their moments to storages that hold n more rows, one tensor at a time.
 
-    Returns the function that appends n rows of zeros to one of these tensors without a copy, and to others with one.
-    Replacing rows after this needs no second copy of all tensors. An error leaves all values and shapes as they were.
+    Returns a function that appends n rows of zeros, without a copy if the tensor was moved. Replacing rows afterwards
+    does not require a second copy of all tensors in memory. If an error occurs, values and shapes are unchanged.
     """
     enlarged: set[int] = set()
     append = append_zeros(n)
 
-    def with_room(rows: Tensor) -> Tensor:
+    def moved(rows: Tensor) -> Tensor:
         longer = append(rows)
         enlarged.add(longer.untyped_storage()._cdata)
         return longer[: len(rows)]
@@ -93,9 +93,9 @@ def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Ten
     for name in params if n else ():
         entries = optimizers[name].state.get(params[name], {}) if name in optimizers else {}
         for key in [key for key, value in entries.items() if has_rows(key, value)]:
-            entries[key] = with_room(entries[key])
+            entries[key] = moved(entries[key])
         _update_param_with_optimizer(
-            lambda _, p: with_room(p.detach()), lambda _, moment: moment, params, optimizers, [name]
+            lambda _, p: moved(p.detach()), lambda _, moment: moment, params, optimizers, [name]
         )
 
     def append_in_place(rows: Tensor) -> Tensor:
@@ -107,9 +107,9 @@ def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Ten
 
 
 def follow_replaced(params: Parameters, optimizers: Optimizers) -> None:
-    """Makes optimizers update the current parameters if theirs were replaced, and warns.
+    """Replaces the parameters of optimizers by the current ones if they differ, with a warning.
 
-    Programs that load a model of another size, as nerfstudio does, replace parameters after they made optimizers.
+    Programs that load a model of another size, such as nerfstudio, replace parameters after they have made optimizers.
     Moments are kept if they have the shape of the new parameter.
     """
     current = {id(parameter) for parameter in params.values()}
@@ -126,7 +126,7 @@ def follow_replaced(params: Parameters, optimizers: Optimizers) -> None:
         replaced.append(f"{name} ({'its moments kept' if states else 'without moments'})")
     if replaced:
         warnings.warn(
-            f"optimizers: those of {', '.join(replaced)} had other parameters, as after loading a model of another "
-            "size; they train the current ones from now on",
+            f"optimizers: those of {', '.join(replaced)} had parameters that were replaced, as by loading a model of "
+            "another size; they update the current parameters from now on",
             stacklevel=3,
         )

@@ -1,7 +1,7 @@
-"""Sums, selections and moves of rows of Gaussians that are sharded over ranks; no rank ever holds all of them.
+"""Collective operations on rows of Gaussians that are sharded over ranks; no rank ever holds all Gaussians.
 
-Each rank holds consecutive rows, given by :meth:`.RankGroup.shard_rows`. Results are those of a single process, in its
-order. Functions take None in place of the ranks of a single process.
+Each rank holds consecutive rows, see :meth:`.RankGroup.shard_rows`. Results, including their order, are those of a
+single process. `ranks` is None for a single process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .gaussian_parameters import Follower, Optimizers, Parameters, State
 from .rows import replace_rows
 
 DIGIT = 11
-"""Number of bits of a digit of the radix selection of :func:`select_smallest`."""
+"""Number of bits per digit of the radix selection in :func:`select_smallest`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Shard:
 
     @property
     def first(self) -> int:
-        """Index of this rank's first Gaussian among those of all ranks."""
+        """Index of this rank's first Gaussian among all ranks' Gaussians."""
         first: int = self.ranks.shard_rows(self.n_total).start
         return first
 
 
 def count(ranks: RankGroup | None, n: int) -> tuple[int, int]:
-    """Returns the sums of a number over the ranks before this one, and over all ranks. A collective call."""
+    """Returns the sum of `n` over the ranks before this one, and the sum over all ranks. A collective call."""
     if ranks is None:
         return 0, n
     counts = ranks.all_gather_object(n)
@@ -49,10 +49,10 @@ def count(ranks: RankGroup | None, n: int) -> tuple[int, int]:
 
 
 def route(ranks: RankGroup | None, sources: Sequence[range], targets: Sequence[range]) -> Callable[[Tensor], Tensor]:
-    """Returns a collective function that moves rows to other ranks.
+    """Returns a collective function that moves rows between ranks.
 
-    Rows are numbered. Each rank has the rows of its range of `sources`, and gets those of its range of `targets`.
-    Ranges are consecutive.
+    Rows are numbered over all ranks. Rank i has the rows `sources[i]`, and receives the rows `targets[i]`; ranges are
+    consecutive.
     """
     if ranks is None:
         return lambda rows: rows[: len(targets[0])]
@@ -75,16 +75,16 @@ def _common(one: range, other: range) -> range:
 
 
 def ranges(ranks: RankGroup | None, n: int) -> list[range]:
-    """Returns the numbers of the rows of each rank, n of this one, counted from rank to rank. A collective call."""
+    """Returns each rank's range of rows, numbered over all ranks; this rank has n rows. A collective call."""
     counts = [n] if ranks is None else ranks.all_gather_object(n)
     return [range(*ends) for ends in pairwise(accumulate(counts, initial=0))]
 
 
 class RowOrder(Follower):
-    """Follows the Gaussians of a shard through operations that append some, for :func:`reshard`.
+    """Records which operation appended each Gaussian of a shard, for :func:`reshard`.
 
     Attributes:
-        parts: [n] the number of the append that made each row, 0 for earlier ones; ascending.
+        parts: [n] uint8, ascending: 0 for the initial rows, i for rows that the i-th operation appended.
         n_parts: Number of parts, the same on all ranks.
     """
 
@@ -108,16 +108,16 @@ class RowOrder(Follower):
         self.parts = self.parts[~remove_mask]
 
     def on_relocate(self, dead_indices: Tensor, sampled_indices: Tensor) -> None:
-        """Rows stay where they are."""
+        """Does nothing, as relocation appends no rows."""
 
     def on_sample_add(self, sampled_indices: Tensor) -> None:
         self._append(len(sampled_indices))
 
 
 def reshard(params: Parameters, optimizers: Optimizers, state: State, order: RowOrder, ranks: RankGroup) -> Shard:
-    """Redistributes the rows, so that each rank holds consecutive rows in a single process's order. A collective call.
+    """Redistributes rows so that each rank holds consecutive rows in the order of a single process. A collective call.
 
-    In a single process, appended rows follow all earlier ones; here, each rank has appended its own.
+    A single process appends rows after all others; here, each rank has appended rows to its shard.
     """
     lengths = torch.bincount(order.parts, minlength=order.n_parts)
     table = ranks.all_gather_stacked(lengths).tolist()  # [ranks, parts]
@@ -140,14 +140,14 @@ def reshard(params: Parameters, optimizers: Optimizers, state: State, order: Row
     return shard
 
 
-def select_smallest(keys: Tensor, sizes: Tensor, room: int, ranks: RankGroup | None) -> Tensor:
-    """Returns a mask [n] of the Gaussians with the smallest keys of all ranks whose sizes sum to at most `room`.
+def select_smallest(keys: Tensor, sizes: Tensor, total: int, ranks: RankGroup | None) -> Tensor:
+    """Returns a mask [n] of the Gaussians with the smallest keys of all ranks, whose sizes sum to at most `total`.
 
-    Those are a prefix of all Gaussians, sorted by key and then by row. Keys [n] int64 are not negative, sizes [n] int64
-    are 0, 1 or 2. Gaussians of size 0 are not selected.
+    Selected Gaussians are a prefix of all Gaussians, sorted by key and then by row. Keys [n] int64 are nonnegative, and
+    sizes [n] int64 are 0, 1 or 2. Gaussians of size 0 are not selected.
     """
-    left, threshold = room, 0
-    rows = sizes.nonzero().squeeze(1)  # that may be the last to fit
+    left, threshold = total, 0
+    rows = sizes.nonzero().squeeze(1)  # candidates for the last Gaussian that fits
     keys_left, sizes_left = keys[rows], sizes[rows]
     for shift in range(63 // DIGIT * DIGIT, -1, -DIGIT):
         digits = (keys_left >> shift) & (2**DIGIT - 1)

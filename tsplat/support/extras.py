@@ -1,4 +1,4 @@
-"""Optional dependencies: checked where they are needed, never imported by ``import tsplat``."""
+"""Optional dependencies, which are checked where they are used and never imported by ``import tsplat``."""
 
 import contextlib
 import importlib
@@ -17,7 +17,7 @@ PACKAGES = {
     "pxr": "usd-core",
     "skimage": "scikit-image",
 }
-"""Module name -> package name on PyPI, if the two differ."""
+"""Package name on PyPI of each module whose name differs from it."""
 
 EXTRAS = {
     "OpenEXR": "exr",
@@ -36,7 +36,7 @@ EXTRAS = {
     "viser": "viewer",
     "wandb": "wandb",
 }
-"""Module name -> extra of tsplat that installs it; ``train`` for all others."""
+"""Extra of tsplat that installs each module; ``train`` for all others."""
 
 
 def require(*modules: str) -> None:
@@ -46,7 +46,8 @@ def require(*modules: str) -> None:
         modules: Module names, such as ``"PIL"``.
 
     Raises:
-        MissingExtraError: Names all packages that cannot be imported, and the extras that install them.
+        MissingExtraError: A module cannot be imported. The message names all such packages, and the extras that install
+            them.
     """
     problems: dict[str, str] = {}
     first: ImportError | None = None
@@ -71,13 +72,13 @@ def installed_version(package: str) -> str | None:
 
 
 def require_installed(module: str) -> None:
-    """Checks that an optional dependency is installed, which another process imports; raises as :func:`require`."""
+    """Checks that an optional dependency is installed, without importing it; raises as :func:`require`."""
     if importlib.util.find_spec(module) is None:
         raise _missing({module: "is not installed"})
 
 
 def _missing(problems: dict[str, str]) -> MissingExtraError:
-    """Returns the error of modules and what is wrong with each."""
+    """Returns the error for modules, given the problem of each."""
     extras = dict.fromkeys(EXTRAS.get(module, "train") for module in problems)
     described = ", ".join(
         f"the package {PACKAGES.get(module, module)} {problem}" for module, problem in problems.items()
@@ -86,7 +87,7 @@ def _missing(problems: dict[str, str]) -> MissingExtraError:
 
 
 def require_ffmpeg(what: str) -> None:
-    """Raises MissingExtraError unless ffmpeg can read and write `what`, in the plural, such as ".mp4 videos"."""
+    """Raises MissingExtraError unless ffmpeg is available; `what` requires it, in the plural, such as ".mp4 videos"."""
     require("imageio_ffmpeg")
     import imageio_ffmpeg
 
@@ -98,7 +99,7 @@ def require_ffmpeg(what: str) -> None:
 
 @contextlib.contextmanager
 def _unchanged_sigterm() -> Iterator[None]:
-    """Installs the handler of SIGTERM again after an import: that of pycolmap prints a stack trace of C++ functions."""
+    """Restores the handler of SIGTERM after an import, as pycolmap installs one that prints a C++ stack trace."""
     handler = signal.getsignal(signal.SIGTERM)
     yield
     if handler is not None and threading.current_thread() is threading.main_thread():

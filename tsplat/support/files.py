@@ -25,26 +25,26 @@ DESCRIPTORS = re.compile(r"/proc/[^/]+(/task/[^/]+)?/fd|/dev/fd")
 """Folders whose entries are the open files of a process."""
 
 LINKS_MAX = 40
-"""Links that are followed, as by Linux."""
+"""Maximum number of symbolic links that are followed, as in Linux."""
 
 
 def describe_os_error(error: OSError) -> str:
-    """Returns the path and the reason, without the number of the error."""
+    """Returns the path and the reason of an error, without its number."""
     path = error.filename2 or error.filename
     return f"{path}: {error.strerror}" if path and error.strerror else str(error)
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Opens a binary file for an atomic write: it replaces `path` when the block succeeds.
+    """Context manager that opens a binary file for an atomic write: it replaces `path` when the block succeeds.
 
-    If the block raises, `path` is left as it was and no temporary file remains. A symbolic link stays, and its target
-    is replaced. Temporary files that killed processes left in the folder are deleted if it is known that they have
+    If the block raises, `path` is unchanged and no temporary file remains. A symbolic link stays, and its target is
+    replaced. Temporary files that killed processes left in the folder are deleted, if the processes are known to have
     ended.
 
     Raises:
         OSError: The file cannot be written, or `path` is a folder, a device, a pipe or an open file, such as
-            ``/dev/stdout``; names `path`. If the disk is full, the message has the size.
+            ``/dev/stdout``. The message names `path` and, if the disk is full, the size.
         FileError: The file has been read inside of :func:`~tsplat.support.reading.protect_inputs`.
     """
     path = Path(path)
@@ -75,22 +75,22 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _temporary(target: Path) -> Path:
-    """Returns the path of a temporary file for a target, whose name identifies the process if it can be looked up."""
+    """Returns the path of a temporary file for a target. Its name identifies the process, if the platform allows it."""
     space = id_space()
     process = "" if space is None else f"{space}-{os.getpid()}-"
     if space is not None and target.parent not in _cleaned:
         _cleaned.add(target.parent)
         _delete_stale(target.parent, space)
-    # In the same folder, because a rename is atomic only within one file system; cut off, as names have a maximum.
+    # It is in the same folder, because a rename is atomic only within one file system. Long names are truncated.
     return target.with_name(f".{target.name[:50]}.{process}{secrets.token_hex(4)}")
 
 
 _cleaned: set[Path] = set()
-"""Folders in which this process has deleted the temporary files of killed ones."""
+"""Folders in which this process has already deleted the temporary files of killed processes."""
 
 
 def _delete_stale(folder: Path, space: str) -> None:
-    """Deletes the temporary files in a folder of processes that have ended, and share their ids with this one."""
+    """Deletes the temporary files in a folder whose processes had ids of the same `space` and have ended."""
     name = re.compile(rf"\..+\.{space}-([0-9]+)-[0-9a-f]{{8}}", re.DOTALL)
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -103,8 +103,8 @@ def delete_temporaries(folder: Path, names: Iterable[str]) -> None:
     """Deletes the temporary files that :func:`atomic_write` leaves in a folder if its process is killed.
 
     Args:
-        folder: A folder where no other process is writing these files. It may be missing.
-        names: Names of the files that were written. Others are not touched: ``.notes.20261128`` may be a user's.
+        folder: A folder in which no other process is writing these files. It may be missing.
+        names: Names of the files that were written. Other files are kept: a user may have ``.notes.20261128``.
     """
     written = "|".join(re.escape(name[:50]) for name in names)
     temporary = re.compile(rf"\.({written})\.([0-9a-f]{{8}}-[0-9]+-)?[0-9a-f]{{8}}")
@@ -114,12 +114,12 @@ def delete_temporaries(folder: Path, names: Iterable[str]) -> None:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # the error that is reported is the one before
+    with contextlib.suppress(OSError):  # the caller reports an earlier error
         path.unlink()
 
 
 def raise_if_special(path: str | os.PathLike[str]) -> None:
-    """Raises an OSError if there is neither a file nor a folder at a path, but a device or a pipe."""
+    """Raises OSError if a path is a device, a pipe or a socket."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -129,9 +129,9 @@ def raise_if_special(path: str | os.PathLike[str]) -> None:
 
 
 def raise_if_not_replaceable(path: str | os.PathLike[str]) -> None:
-    """Raises as :func:`raise_if_special`, and for an open file of a process, such as ``/dev/stdout``.
+    """Raises OSError if a path is a device, a pipe, a socket, or an open file of a process, such as ``/dev/stdout``.
 
-    The file that standard output is appended to would be replaced as a whole.
+    Replacing an open file would discard, for example, a log that standard output is appended to.
     """
     if _names_descriptor(path):
         raise OSError(errno.EINVAL, "is an open file of a process, such as standard output; expected a file", str(path))
@@ -153,7 +153,7 @@ def _names_descriptor(path: str | os.PathLike[str]) -> bool:
 
 
 def disk_full(error: OSError, path: Path, size: int) -> OSError:
-    """Returns the error of a full disk, with the path, the size that is needed at least, and the free space."""
+    """Returns an error for a full disk that states the path, the minimum size of the file, and the free space."""
     free = ""
     with contextlib.suppress(OSError):
         free = f", and {shutil.disk_usage(path.parent).free:,} are free"
@@ -162,7 +162,7 @@ def disk_full(error: OSError, path: Path, size: int) -> OSError:
 
 
 class _Writer(io.BufferedWriter):
-    """A binary file that knows the size in bytes that it would have if nothing failed."""
+    """A binary file that records the size in bytes that it would have if all writes succeeded."""
 
     size = 0
 
@@ -172,7 +172,7 @@ class _Writer(io.BufferedWriter):
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes strict JSON in UTF-8, atomically.
+    """Writes strict JSON in UTF-8 atomically.
 
     Raises:
         ValueError: The value contains NaN or infinity, which JSON cannot represent.
@@ -185,9 +185,9 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 @contextlib.contextmanager
 def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Creates a folder if it does not exist and checks that it is writable.
+    """Context manager that creates a folder, if it does not exist, and checks that it is writable.
 
-    If the block raises, the folders created here are removed again, unless they contain files.
+    If the block raises, the folders that were created are removed again, unless they contain files.
 
     Raises:
         FileError: The folder cannot be created or is not writable.
@@ -212,20 +212,20 @@ def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 def staged_folder(
     path: str | os.PathLike[str], stale: Callable[[Path, frozenset[str]], Iterable[str]], last: str | None = None
 ) -> Iterator[Path]:
-    """Yields an empty folder for files that replace those of the same names in a folder when the block succeeds.
+    """Context manager that replaces several files of a folder together. Yields an empty folder for the new files.
 
-    They are replaced together: if one cannot be, all are as they were before. The folder is created if it does not
-    exist, and its other files stay. If the disk fails again while files are put back, the old ones stay in a hidden
-    folder that the error names: no order of renames leaves several files of fixed names as they were without one more.
+    When the block succeeds, the new files replace those of the same names. If one cannot be replaced, all are restored.
+    The folder is created if it does not exist, and its other files stay. If restoring fails, too, the old files stay in
+    a hidden folder that the error names.
 
     Args:
         path: The folder.
-        stale: Returns the names of files in the folder that are removed in addition, given the folder and the names of
-            the new files.
-        last: Name of the file without which the others are not read. It is removed before any other, and written last.
+        stale: Returns the names of other files in the folder to remove, given the folder and the names of the new
+            files.
+        last: Name of the file without which readers ignore the others. It is removed first, and written last.
 
     Raises:
-        FileError: The folder is not writable, or old files could not be put back.
+        FileError: The folder is not writable, or old files could not be restored.
         OSError: A file cannot be replaced.
     """
     with output_folder(path) as folder:
@@ -249,7 +249,7 @@ def staged_folder(
 
 
 def _outside(error: OSError, staged: Path, folder: Path) -> Path | None:
-    """Returns the path in `folder` of the file that an error names in a hidden folder; None for other errors."""
+    """Returns the path in `folder` of a file that an error names in the folder `staged`; None for other errors."""
     name = error.filename2 or error.filename
     if not isinstance(name, (str, os.PathLike)) or not Path(name).is_relative_to(staged):
         return None
@@ -257,11 +257,11 @@ def _outside(error: OSError, staged: Path, folder: Path) -> Path | None:
 
 
 class RollbackError(FileError):
-    """Old files of a folder are in another one."""
+    """Replaced files of a folder could not be restored, and are in a hidden folder."""
 
 
 def _replace_together(folder: Path, staged: Path, names: list[str], stale: set[str]) -> None:
-    """Moves files into a folder; undoes all of it if one cannot be moved."""
+    """Moves files into a folder; if one cannot be moved, all moves are undone."""
     aside = staged / f".{secrets.token_hex(4)}"
     aside.mkdir()
     moves = [(folder / name, aside / name) for name in [*names[::-1], *sorted(stale)] if os.path.lexists(folder / name)]
@@ -275,7 +275,7 @@ def _replace_together(folder: Path, staged: Path, names: list[str], stale: set[s
     except BaseException as error:
         lost = []
         if done and not os.path.lexists(done[-1][1]):
-            done.pop()  # it failed
+            done.pop()  # this move failed
         for source, target in reversed(done):
             try:
                 os.rename(target, source)
@@ -284,7 +284,7 @@ def _replace_together(folder: Path, staged: Path, names: list[str], stale: set[s
         if lost:
             reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
             raise RollbackError(
-                f"{folder}: replacing its files failed ({reason}), and so did putting the old ones back; move "
+                f"{folder}: its files could not be replaced ({reason}), and the old ones could not be restored; move "
                 f"{', '.join(sorted(lost))} from {aside} back to it, or write it again"
             ) from error
         raise
@@ -292,13 +292,13 @@ def _replace_together(folder: Path, staged: Path, names: list[str], stale: set[s
 
 @contextlib.contextmanager
 def utf8_path(folder: Path) -> Iterator[Path]:
-    """Yields a UTF-8 path of a folder, for libraries that cannot open other paths."""
+    """Context manager that yields a UTF-8 path of a folder, for libraries that cannot open other paths."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            yield Path(f"/proc/self/fd/{descriptor}")  # only Linux has other names
+            yield Path(f"/proc/self/fd/{descriptor}")  # only Linux has names that are not UTF-8
         finally:
             os.close(descriptor)
     else:

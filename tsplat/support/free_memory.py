@@ -1,4 +1,4 @@
-"""Memory that can be allocated: the machine's, and less where a container or the process has a limit of its own."""
+"""Memory that this process can allocate: free memory, and limits of containers and processes."""
 
 import contextlib
 import os
@@ -10,17 +10,17 @@ CGROUP_FILES = {
     "cgroup2": ("memory.max", "memory.current", "inactive_file"),
     "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""Type of a file system -> the files with the limit and the use of a group, and the entry of ``memory.stat`` with the
-cached files, which count as used but are given up."""
+"""For each type of control group: the files with a group's limit and usage, and the entry of ``memory.stat`` for cached
+files, which count as used but can be reclaimed."""
 
 
 LIMIT: ContextVar[int | None] = ContextVar("LIMIT", default=None)
-"""Bytes that work may take, if a user gave a limit."""
+"""Limit in bytes that the user gave, or None."""
 
 
 @contextlib.contextmanager
 def limit_memory(n_bytes: int | None) -> Iterator[None]:
-    """Lets :func:`available_bytes` return no more than a limit; None for none."""
+    """Context manager that limits the result of :func:`available_bytes`; None for no limit."""
     token = LIMIT.set(n_bytes)
     try:
         yield
@@ -31,8 +31,8 @@ def limit_memory(n_bytes: int | None) -> Iterator[None]:
 def available_bytes(root: str | os.PathLike[str] = "/") -> int | None:
     """Returns the bytes that this process can allocate without swapping; None if the system does not report it.
 
-    That is the least of what the machine has free, what the process's control groups leave (those of containers and
-    of Slurm, in versions 1 and 2), what its limits of address space and data leave, and that of :func:`limit_memory`.
+    This is the minimum of the machine's free memory; the remaining memory of the process's control groups (version 1 or
+    2), as containers and Slurm set them; its remaining address space and data; and the limit of :func:`limit_memory`.
 
     Args:
         root: Folder in which ``proc`` and the mount points are looked up.
@@ -48,7 +48,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _entries(path: Path, name: str) -> Iterator[int]:
-    """Yields in bytes the values that a file of ``/proc`` lists in kB under a name."""
+    """Yields, in bytes, the values that a file of ``/proc`` lists in kB under a name."""
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
             if line.startswith(name):
@@ -56,7 +56,7 @@ def _entries(path: Path, name: str) -> Iterator[int]:
 
 
 def _control_groups(root: Path) -> Iterator[int]:
-    """Yields what is left in the process's groups and in those around them."""
+    """Yields the remaining memory of the process's control groups and of the groups around them."""
     for folder, kind in _groups(root):
         limit_name, used_name, cached_name = CGROUP_FILES[kind]
         with contextlib.suppress(
@@ -69,7 +69,7 @@ def _control_groups(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yields the folder and the type of the process's groups that limit memory, each with those around it."""
+    """Yields the folder and the type of each control group that limits the process's memory, from inside out."""
     with contextlib.suppress(OSError, ValueError):
         own = {}
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -84,7 +84,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, str]]:
             top, mount = before.split(" ")[3:5]
             mounted = root / mount.lstrip("/")
             inner = os.path.relpath(own[kind], top)
-            # In a container, the group may be named from outside of what is mounted.
+            # In a container, the name of the group may be relative to a folder that is not mounted.
             folder = mounted / inner if not inner.startswith("..") else mounted
             folder = folder if folder.is_dir() else mounted
             while True:

@@ -1,4 +1,4 @@
-"""Signals that end a run, Ctrl-C and those that schedulers send before they kill a job, and how to postpone them."""
+"""Signals that end a run, such as Ctrl-C or signals that schedulers send before they kill a job, and their deferral."""
 
 import _signal  # type: ignore[import-not-found]
 import contextlib
@@ -25,11 +25,12 @@ _handler_of: Callable[[int], Any] = _signal.getsignal
 """Returns the handler of a signal, without the enumerations of :mod:`signal`, which take most of the time."""
 
 REPEAT = 1.0
-"""Seconds within which another signal is the same request: launchers forward what schedulers send to every process."""
+"""Seconds within which another signal counts as the same request: schedulers signal every process, and launchers
+forward signals."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the work, and everything that can be saved is saved.
+    """A signal ended the work; the state has been saved, if possible.
 
     Attributes:
         signum: Number of the signal.
@@ -43,14 +44,18 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Records whether a signal asked this process to stop: the number of the first one, or None."""
+    """Records whether a signal asked this process to stop.
+
+    Attributes:
+        signum: Number of the first signal; None if there was none.
+    """
 
     signum: int | None = None
     _time = 0.0
 
     @property
     def is_set(self) -> bool:
-        """Returns whether there was a signal."""
+        """Whether there was a signal."""
         return self.signum is not None
 
     def check(self) -> None:
@@ -59,7 +64,7 @@ class StopRequest:
             raise Interrupted(self.signum)
 
     def handle(self, signum: int, _frame: FrameType | None) -> None:
-        """Handles a signal."""
+        """Records the first signal; a second one, after REPEAT seconds, ends the process."""
         if self.signum is None:
             self.signum, self._time = signum, time.monotonic()
         elif time.monotonic() - self._time >= REPEAT:
@@ -70,15 +75,14 @@ class StopRequest:
 
 
 class DeferredSignals:
-    """Postpones the handlers of signals, such as that of Ctrl-C, which raises KeyboardInterrupt, to the end of a block.
+    """Context manager that defers signal handlers, such as that of Ctrl-C, to the end of a block.
 
-    An interrupted caller then finds what the block changes as it was before the block or as it is after it, never
-    halfway. Outside of the main thread, which handles signals, this does nothing. Handlers of :class:`StopRequest` run
-    immediately, because they only set a flag.
+    An interrupted block therefore changes either everything or nothing. Outside of the main thread, which handles
+    signals, this does nothing. Handlers of :class:`StopRequest` run immediately, because they only set a flag.
 
     Attributes:
-        patience: Seconds after which a signal that comes again is handled at once, so that a block that hangs can be
-            ended; :data:`REPEAT` if None is given. With 0, the first signal is handled at once, and with infinity none.
+        patience: Seconds after which a repeated signal is handled at once, so that a block that hangs can be ended;
+            :data:`REPEAT` if None is given. With 0, the first signal is handled at once, and with infinity, none is.
             The block may change `patience`, for example during setup and cleanup.
     """
 
@@ -112,7 +116,7 @@ class DeferredSignals:
         try:
             self._restore()
         finally:
-            self._active = False  # a handler that was restored may have raised before the others were
+            self._active = False  # a restored handler may have raised before the others were restored
         for signum in self._received:
             self._handlers[signum](signum, None)
 
@@ -121,7 +125,7 @@ class DeferredSignals:
             signal.signal(signum, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        """Handles all signals inside the block."""
+        """Handler of all signals inside the block."""
         now = time.monotonic()
         age = now - self._received.setdefault(signum, now)
         # A handler that raises before the first statement of __exit__ would leave these handlers in place.
@@ -134,9 +138,10 @@ class DeferredSignals:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Yields an object that records the first of :data:`SIGNALS`; a second one ends the process at once.
+    """Context manager that yields an object that records the first of :data:`SIGNALS`; a second one ends the process.
 
-    Ignored signals, such as SIGHUP under nohup, stay ignored, except for Ctrl-C. Other threads record none.
+    Ignored signals, such as SIGHUP under nohup, stay ignored, except for Ctrl-C. Outside of the main thread, no signals
+    are recorded.
     """
     protect_output(full_disk=True)  # SIGHUP may mean that the terminal is gone
     request = StopRequest()
@@ -149,14 +154,16 @@ def stop_on_signals() -> Iterator[StopRequest]:
         yield request
     finally:
         for signum, handler in previous.items():
-            # None is a handler that was not installed by Python, and that cannot be installed again.
+            # None is a handler that was not installed from Python, and cannot be restored.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Raises SystemExit on SIGTERM and SIGHUP inside the block, so that it cleans up, unless they have a handler.
-    Does nothing outside the main thread, which handles signals."""
+    """Context manager that raises SystemExit on SIGTERM and SIGHUP, unless they have a handler, so that code cleans up.
+
+    Does nothing outside of the main thread, which handles signals.
+    """
     replaced = {}
     if threading.current_thread() is threading.main_thread():
         for name in EXIT_SIGNALS:

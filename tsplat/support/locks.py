@@ -1,4 +1,4 @@
-"""A lock file, so that only one process writes into a folder."""
+"""Lock files, which ensure that only one process writes into a folder."""
 
 import contextlib
 import errno
@@ -15,10 +15,10 @@ LOCK = "lock"
 """Name of the lock file."""
 
 CONTENT_MAX = 65536
-"""Bytes of a lock file that are read. On Windows, the byte after them is locked: locked ones cannot be read there."""
+"""Maximum number of bytes of a lock file that are read. Windows locks the next byte, as locked bytes cannot be read."""
 
 TRIES = 100
-"""Number of times that another process may delete the file while this one opens it."""
+"""Maximum number of attempts if other processes delete the file while this one opens it."""
 
 UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF)
 """Errors of file systems without locks, such as some network file systems."""
@@ -29,13 +29,13 @@ _held: set[int] = set()
 
 @contextlib.contextmanager
 def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds the lock of a folder while the block runs.
+    """Context manager that holds the lock of a folder.
 
-    The lock is a file that names the process, machine and start time, on which the operating system holds a lock as
-    long as the process lives, in whatever container. The file of a process that ended without removing it, as after
-    SIGKILL, is replaced. If the file system has no locks, the file alone decides.
+    The lock is a file that names the process, machine and start time. The operating system locks this file as long as
+    the process lives, also across containers. The file of a process that ended without removing it, for example by
+    SIGKILL, is replaced. If the file system does not support locks, the existence of the file decides.
 
-    Raises FileError if another process holds the lock, or may do so on another machine; or if the file cannot be
+    Raises FileError if another process holds the lock, or may hold it on another machine; or if the file cannot be
     written.
     """
     path = Path(folder) / LOCK
@@ -54,7 +54,7 @@ def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def is_locked(folder: str | os.PathLike[str]) -> bool | None:
-    """Returns whether a process holds the lock of a folder; None if this machine cannot tell. Writes nothing."""
+    """Returns whether a process holds the lock of a folder; None if this machine cannot tell. Does not write."""
     path = Path(folder) / LOCK
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -87,7 +87,7 @@ def _acquire(path: Path) -> tuple[int, Identity]:
         try:
             descriptor, is_own = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), True
         except PermissionError:
-            descriptor, is_own = os.open(path, os.O_RDONLY), False  # another user's, in a folder that both can write
+            descriptor, is_own = os.open(path, os.O_RDONLY), False  # the file of another user
         try:
             is_locked = _lock(path, descriptor)
             if not is_locked or _is_file_of(path, descriptor):
@@ -108,7 +108,7 @@ def _acquire(path: Path) -> tuple[int, Identity]:
 
 
 def _release(path: Path, descriptor: int, content: Identity) -> None:
-    """Deletes a lock file, unless it is another's by now, and gives up its lock."""
+    """Deletes a lock file, unless it belongs to another process by now, and releases the lock."""
     _held.discard(descriptor)
     with contextlib.suppress(OSError):
         is_own = _is_file_of(path, descriptor) and _read(descriptor) == content
@@ -121,8 +121,10 @@ def _release(path: Path, descriptor: int, content: Identity) -> None:
 
 
 def _lock(path: Path, descriptor: int) -> bool:
-    """Locks a file for this process; returns False where files cannot be locked. Raises FileError if another process
-    has locked it."""
+    """Locks a file for this process; returns False if the file system does not support locks.
+
+    Raises FileError if another process has locked the file.
+    """
     try:
         if os.name == "posix":
             import fcntl
@@ -150,13 +152,13 @@ def _check_ended(path: Path, holder: dict[str, Any], is_locked: bool) -> None:
     `is_locked` is whether this process could lock the file.
     """
     if not _names_process(holder):
-        return  # cut off while it was written
+        return  # the file was truncated while it was written
     if is_locked and holder.get("file_lock"):
         if holder.get("kernel") == kernel() is not None:
-            return  # which would still hold its lock
-        # A network file system may keep the locks of each machine to itself.
+            return  # a running process would still hold the lock
+        # On a network file system, locks of other machines may not be visible.
         if holder["machine"] == describe_process()["machine"]:
-            return  # this machine before it was started again
+            return  # the lock is from before this machine was rebooted
     if not shares_ids(holder):
         raise FileError(
             f"{path.parent}: locked by {_name(holder)}; this machine cannot tell whether it still runs: wait for it, "
@@ -201,7 +203,7 @@ def _write(path: Path, descriptor: int, is_locked: bool) -> Identity:
 
 
 def _is_file_of(path: Path, descriptor: int) -> bool:
-    """Returns whether a descriptor is of the file that has a path now."""
+    """Returns whether a descriptor refers to the file that is now at a path."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -209,7 +211,7 @@ def _is_file_of(path: Path, descriptor: int) -> bool:
 
 
 def _close_inherited() -> None:
-    """Closes the parent's lock files in a forked child, which would hold the locks after the parent's end."""
+    """Closes the parent's lock files in a forked child, which would otherwise hold the locks after the parent ends."""
     while _held:
         os.close(_held.pop())
 

@@ -1,4 +1,4 @@
-"""Standard output and standard error that stay usable when nothing can be written to them any more."""
+"""Standard output and standard error that stay usable when writing to them fails."""
 
 import contextlib
 import errno
@@ -15,14 +15,14 @@ FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if h
 
 
 class _Output(io.FileIO):
-    """Standard output or standard error. If `continues`, a full disk is a warning, not an error."""
+    """Standard output or standard error. If `continues`, a full disk gives a warning instead of an error."""
 
     continues = False
 
     def write(self, data: Any, /) -> int:
-        """Writes data, and discards it and all that follows once writing fails.
+        """Writes data. After a write has failed, this and all later data are discarded.
 
-        A closed pipe and, with `continues`, a full disk are ignored; other errors name standard output.
+        A closed pipe is ignored, a full disk with `continues` gives a warning, and other errors are raised.
         """
         try:
             return super().write(data)
@@ -40,22 +40,22 @@ class _Output(io.FileIO):
 
 
 def protect_output(*, full_disk: bool = False) -> None:
-    """Makes ``sys.stdout`` and ``sys.stderr`` accept any text for as long as the process runs.
+    """Makes ``sys.stdout`` and ``sys.stderr`` accept any text as long as the process runs.
 
     Work continues after the reader of a pipe such as ``tsplat train ... | head`` ends or the terminal is closed.
-    Characters that the encoding does not have are written as escapes. If `full_disk`, work continues as well after the
-    disk of a log file is full, with a warning; otherwise that is an error, as output may be the result of a command.
+    Characters that the encoding cannot represent are written as escapes. If `full_disk`, work also continues after the
+    disk of a log file is full, with a warning; otherwise this is an error, as output may be the result of a command.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # Closed, as by `>&-`. The lowest free descriptor is taken, which no file that is opened later then gets.
+            # The stream was closed, as by `>&-`. This occupies its descriptor, so that no file gets it later.
             setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, closefd=False))  # noqa: SIM115
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         raw = getattr(getattr(stream, "buffer", None), "raw", None)
         if isinstance(raw, _Output):
             raw.continues |= full_disk
-        # Subclasses belong to programs that capture output.
+        # Subclasses of TextIOWrapper belong to programs that capture output.
         elif type(stream) is io.TextIOWrapper:
             with contextlib.suppress(OSError):
                 stream.flush()
@@ -72,7 +72,7 @@ def protect_output(*, full_disk: bool = False) -> None:
 
 
 class WarningsOnly(io.TextIOBase):
-    """Standard output of a quiet command: lines that start with "warning:" go to standard error, others nowhere."""
+    """Standard output of a quiet command: writes lines that start with "warning:" to standard error, drops others."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""Identifies processes, and checks whether one still runs.
+"""Identifies processes, and checks whether a process still runs.
 
-Containers may share a machine name, and each numbers its processes from 1, so neither identifies a process.
+A machine name and a process id do not identify a process, as containers may share the name, and each of them numbers
+its processes from 1.
 """
 
 import datetime
@@ -15,7 +16,7 @@ Identity = dict[str, Any]
 
 
 def describe_process() -> Identity:
-    """Returns the id and the start of this process, its machine, and on Linux the boot ID and the PID namespace."""
+    """Returns the id, start time and machine of this process and, on Linux, the boot ID and the PID namespace."""
     state = _process_state(os.getpid())
     return {
         "pid": os.getpid(),
@@ -36,27 +37,24 @@ def kernel() -> str | None:
 
 
 def shares_ids(process: Identity) -> bool:
-    """Returns whether both processes are in one PID namespace."""
-    if "ids" not in process:  # of an earlier version
+    """Returns whether a process is in the same PID namespace as this one."""
+    if "ids" not in process:  # written by an earlier version
         return bool(process.get("machine") == socket.gethostname())
     return (process["machine"], process.get("kernel"), process["ids"]) == (socket.gethostname(), kernel(), _ids())
 
 
 def id_space() -> str | None:
-    """Returns eight hexadecimal digits, the same for processes that share their ids with this one.
-
-    None on platforms without a boot ID.
-    """
+    """Returns eight hexadecimal digits that identify the PID namespace; None on platforms without a boot ID."""
     if (started := kernel()) is None:
         return None
     return hashlib.sha256(repr((socket.gethostname(), started, _ids())).encode()).hexdigest()[:8]
 
 
 def is_running(process: Identity) -> bool:
-    """Returns whether a process in the PID namespace of this one runs: not a later one with its id, nor a zombie."""
+    """Returns whether a process in the same PID namespace runs; not a zombie, nor a later process with its id."""
     pid = process["pid"]
     if os.name != "posix":
-        return True  # there, os.kill() would interrupt it
+        return True  # on Windows, os.kill() would interrupt it
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -68,12 +66,12 @@ def is_running(process: Identity) -> bool:
 
 
 def is_main_rank() -> bool:
-    """Returns whether this process is rank 0 of several, or the only one, by the variable RANK of torchrun."""
+    """Returns whether this process is rank 0 of several, or the only process, according to torchrun's variable RANK."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _ids() -> str | None:
-    """Returns the name of the PID namespace, of which each container has its own; None except on Linux."""
+    """Returns the name of the PID namespace, which differs between containers; None except on Linux."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -81,7 +79,7 @@ def _ids() -> str | None:
 
 
 def _process_state(pid: int) -> list[str]:
-    """Returns the fields of ``/proc/PID/stat`` from the state on; see proc(5). Empty except on Linux."""
+    """Returns the fields of ``/proc/PID/stat``, starting with the state; see proc(5). Empty except on Linux."""
     try:
         # The name of the program, in parentheses, may contain spaces.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Progress displays: bars in a terminal, a few lines of text elsewhere."""
+"""Progress displays: bars in a terminal, and a few lines of text otherwise."""
 
 import contextlib
 import sys
@@ -10,13 +10,13 @@ from typing import TypeVar
 from .extras import require
 
 STAGE_LINES = 4
-"""Lines printed per stage without a terminal."""
+"""Number of lines printed per stage, without a terminal."""
 
 TRACK_LINES = 10
-"""Lines that :func:`track` prints without a terminal."""
+"""Number of lines that :func:`track` prints, without a terminal."""
 
 STEP_DELAY = 1.0
-"""Seconds that a part of a stage may take without being shown; see :func:`reporter`."""
+"""Seconds after which a stage of :func:`reporter` is shown."""
 
 T = TypeVar("T")
 Show = Callable[[str, int, int], None]
@@ -24,7 +24,7 @@ _displays: ContextVar[Show | None] = ContextVar("display", default=None)
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds with units."""
+    """Formats seconds with units, such as "1.5 s" or "2 h 05 min"."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def stage_display(delay: float = 0.0) -> Iterator[Show]:
-    """Yields a callback `show(stage, done, total)` that displays the progress and elapsed time of each stage.
+    """Context manager that yields a callback `show(stage, done, total)`, which displays progress and elapsed time.
 
     Args:
         delay: Seconds from the start of a stage until its first line, without a terminal.
@@ -47,7 +47,7 @@ def stage_display(delay: float = 0.0) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def reports_to(show: Show) -> Iterator[None]:
-    """Passes the stages of :func:`reporter` inside of the block to a callback."""
+    """Context manager that passes the progress of :func:`reporter` to a callback."""
     token = _displays.set(show)
     try:
         yield
@@ -56,7 +56,7 @@ def reports_to(show: Show) -> Iterator[None]:
 
 
 def reported(values: Iterable[T], total: int, stage: str) -> Iterator[T]:
-    """Yields the values, and reports how many of `total` are done; see :func:`reporter`."""
+    """Yields the values, and reports how many of `total` are done by :func:`reporter`."""
     report = reporter(stage)
     for i, value in enumerate(values, 1):
         yield value
@@ -64,10 +64,10 @@ def reported(values: Iterable[T], total: int, stage: str) -> Iterator[T]:
 
 
 def reporter(stage: str) -> Callable[[int, int], None]:
-    """Returns a function of what is done of a total, which the display of the caller's callers shows as a stage.
+    """Returns a function `report(done, total)` that shows a stage on the enclosing :func:`stage_display`.
 
-    It shows nothing for the first second, so that small inputs have no such stage, and without a display. Displays
-    count time from when it first shows something.
+    Nothing is shown without a display, or in the first :data:`STEP_DELAY` seconds, so small inputs show no such stage.
+    Displays measure time from the first call that is shown.
     """
     show, start = _displays.get(), time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Opening files that others made, and which of them no output may replace."""
+"""Reading of untrusted files, and protection of inputs from being overwritten by outputs."""
 
 import contextlib
 import contextvars
@@ -17,13 +17,14 @@ from ..errors import FileError
 from .free_memory import available_bytes
 
 UNASKED_BYTES = 1 << 28
+"""Allocations up to this size are not compared with the free memory."""
 
 JSON_BYTES_MAX, JSON_VALUES_MAX = 64 << 20, 3_000_000
-"""Maximum size of a JSON file and number of its values, which limit the memory that reading it takes."""
+"""Maximum size of a JSON file and maximum number of its values, which limit the memory of reading it."""
 
 
 def is_special(mode: int) -> bool:
-    """Returns whether a mode of ``os.stat`` is that of a pipe, a socket or a device: neither a file nor a folder."""
+    """Returns whether the mode from ``os.stat`` is neither that of a file nor of a folder: a pipe, socket or device."""
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
@@ -41,17 +42,17 @@ def _noting_in(inputs: set[tuple[int, int]] | None) -> Iterator[None]:
 
 
 def protect_inputs() -> contextlib.AbstractContextManager[None]:
-    """Protects the files that are read inside of the block: no output replaces one, by whatever path or link."""
+    """Context manager that protects the files that are read: no output replaces them, by any path or link."""
     return _noting_in(set())
 
 
 def allow_overwrite() -> contextlib.AbstractContextManager[None]:
-    """Lets outputs replace the files that are read inside of the block, which are those of an earlier output."""
+    """Context manager that allows outputs to replace the files that are read, as they are an earlier output."""
     return _noting_in(None)
 
 
 def note_read(path: str | os.PathLike[str] | int) -> None:
-    """Notes for :func:`raise_if_read` that a file, or an open descriptor, is read. Other libraries open some files."""
+    """Records for :func:`raise_if_read` that a file, or an open descriptor, is read, by tsplat or another library."""
     inputs = _inputs.get()
     if inputs is not None:
         with contextlib.suppress(OSError):
@@ -60,7 +61,7 @@ def note_read(path: str | os.PathLike[str] | int) -> None:
 
 
 def raise_if_read(path: str | os.PathLike[str]) -> None:
-    """Raises FileError if a path is that of a file that was read inside of :func:`protect_inputs`."""
+    """Raises FileError if the file at a path was read inside of :func:`protect_inputs`."""
     inputs = _inputs.get()
     if inputs:
         with contextlib.suppress(OSError):
@@ -70,7 +71,7 @@ def raise_if_read(path: str | os.PathLike[str]) -> None:
 
 
 def stays_inside(name: str) -> bool:
-    """Returns whether a path is relative and does not lead out of the folder that it is relative to."""
+    """Returns whether a path is relative and does not leave the folder that it is relative to."""
     return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
@@ -102,7 +103,7 @@ def check_possible(path: str | os.PathLike[str]) -> None:
     if not is_possible(path):
         text = os.fspath(path)
         short = text if len(text) <= 200 else f"{text[:200]}..."
-        raise FileError(f"{short!a}: expected the name of a file; no file system can hold this one")
+        raise FileError(f"{short!a}: expected the name of a file; this name is too long or has invalid characters")
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
@@ -111,7 +112,7 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     Raises FileError for paths that no file can have, and for pipes and devices, which may block or never end.
     """
     check_possible(path)
-    if is_special(os.stat(path).st_mode):  # opening a folder raises an error of its own
+    if is_special(os.stat(path).st_mode):  # open() raises an error for folders
         raise FileError(f"{path}: expected a regular file, found a pipe, a socket or a device")
     file = open(path, "rb")  # noqa: SIM115 - the caller closes it
     note_read(file.fileno())
@@ -119,7 +120,7 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
 
 
 def check_memory(what: str, needed: int, advice: str = "free some, or the file is damaged") -> None:
-    """Raises `FileError` for more bytes than are free. Fewer than 256 MiB are not compared with them."""
+    """Raises `FileError` if more than 256 MiB are needed and fewer bytes are free."""
     if needed > UNASKED_BYTES and (free := available_bytes()) is not None and needed > free:
         raise FileError(
             f"{what} needs {min(needed, 1 << 80) / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free; {advice}"
@@ -138,7 +139,7 @@ def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
 def read_records(
     file: BinaryIO, path: str | os.PathLike[str], record: np.dtype[np.void], count: int
 ) -> np.ndarray[Any, np.dtype[np.void]]:
-    """Reads `count` records at the position of an open file; raises `FileError` if it ends before."""
+    """Reads `count` records from the current position of an open file; raises `FileError` if there are fewer."""
     records = np.fromfile(file, record, count)
     if len(records) < count:
         raise FileError(f"{path}: the file was truncated while it was read")

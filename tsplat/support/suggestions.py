@@ -1,4 +1,4 @@
-"""Words of messages: suggestions for unknown words, and lists of names."""
+"""Parts of messages: suggestions for misspelled words, and lists of names."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ def suggest_option(words: Iterable[str], options: Iterable[str]) -> str:
 
 
 def suggest(words: Iterable[str], known: list[str]) -> str:
-    """Returns the same for the first of the words that is not known, but similar to one that is."""
+    """Returns " (did you mean a instead of b?)" for the first unknown word that is similar to a known one, or ""."""
     for word in words:
         if word not in known and (close := difflib.get_close_matches(word, known, 1)):
             return f" (did you mean {close[0]} instead of {word}?)"
@@ -19,6 +19,6 @@ def suggest(words: Iterable[str], known: list[str]) -> str:
 
 
 def list_names(names: Sequence[str], n_max: int) -> str:
-    """Returns the first few names, such as "a, b, c and 4 more"."""
+    """Returns at most `n_max` names and the number of the others, such as "a, b, c and 4 more"."""
     more = f" and {len(names) - n_max} more" if len(names) > n_max else ""
     return ", ".join(names[:n_max]) + more

@@ -44,7 +44,7 @@ def _multinomial_sample(weights: Tensor, n: int, replacement: bool = True) -> Te
     if not 0 <= n <= n_max:
         raise ArgumentError(f"n: expected 0 to {n_max} samples of {n_positive} positive weights, found {n}")
     if not weights.isfinite().all() or (weights < 0).any():
-        raise ArgumentError("weights: expected finite values that are not negative; are there invalid opacities?")
+        raise ArgumentError("weights: expected finite, nonnegative values; some opacities are invalid")
     samples = torch.rand(n if replacement else len(weights), device=weights.device, dtype=torch.float64)
     if not replacement:
         # The n first arrivals of Poisson processes with these rates (Efraimidis and Spirakis, 2006).
