@@ -89,7 +89,11 @@ INVALID = [
     (dict(camera_model="panoramic"), ArgumentError, "camera_model: expected one of 'pinhole'"),
     (dict(numerics="gsplat"), ArgumentError, "numerics: expected one of 'gsplat-1.5', 'gsplat-1.6', 'inria'"),
     (dict(backend="cuda"), ArgumentError, "backend: expected one of 'auto', 'triton', 'torch', 'reference'"),
-    (dict(distributed=True), ArgumentError, "distributed: there is no process group; .* call torch.distributed.init"),
+    (
+        dict(distributed=True),
+        ArgumentError,
+        "distributed: no process group is initialized; .* call torch.distributed.init",
+    ),
     (dict(opacities=torch.zeros(12, device="meta")), DeviceError, "opacities: is on meta, which holds no"),
     (dict(colors=torch.zeros(12, 3, device="meta")), DeviceError, "colors: is on meta, which holds no"),
 ]

@@ -1,4 +1,4 @@
-"""Argument checks. Each raises a typed error that names the argument, says what was found, and suggests a fix."""
+"""Argument checks. Each raises a typed error that names the argument, describes its value, and suggests a fix."""
 
 import contextlib
 import math
@@ -21,7 +21,7 @@ DTYPES = {
     INTEGERS: ("a tensor of integers", "int"),
     BOOLS: ("a bool tensor", "bool"),
 }
-"""Kinds of dtypes, in words, with the method that converts to one of them."""
+"""Sets of dtypes -> a description for messages, and the tensor method that converts to one of the dtypes."""
 
 TRANSFORMS = (
     "torch.func transforms (vmap, grad, jvp, ...) are not implemented; instead of vmap use leading batch dimensions, "
@@ -32,7 +32,7 @@ TRANSFORMS = (
 def check_choice(
     name: str, value: object, choices: Sequence[object], not_implemented: Mapping[str, str] | None = None
 ) -> None:
-    """Raises if a value is not one of the choices, or not implemented: value -> what to do instead."""
+    """Raises unless a value is one of the choices. `not_implemented` maps known values to what to do instead."""
     if not_implemented and isinstance(value, str) and value in not_implemented:
         raise UnsupportedError(f"{name}: {value!r} is not implemented; {not_implemented[value]}")
     if not any([equals(value, choice) for choice in choices]):
@@ -46,7 +46,7 @@ def equals(value: object, other: object) -> bool:
 
 
 def describe(value: object) -> str:
-    """Describes what was found, in at most 83 characters unless it is a tensor or an array: dtype and shape."""
+    """Describes a value for messages: shape and dtype of a tensor or array, else at most 80 characters of its repr."""
     if isinstance(value, (Tensor, np.ndarray)):
         return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
     try:
@@ -57,7 +57,7 @@ def describe(value: object) -> str:
 
 
 def to_int(value: object) -> int | None:
-    """Returns an integer of any type, such as NumPy's, as an int. Returns None for other values, and for bools."""
+    """Converts an integer of any type, such as NumPy's, to an int. Returns None for other values and for bools."""
     if type(value) is int:
         return value
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
@@ -68,7 +68,7 @@ def to_int(value: object) -> int | None:
 
 
 def to_float(value: object) -> float | None:
-    """Returns a finite int or float as a float. Returns None for other values, and for bools."""
+    """Converts a finite int or float to a float. Returns None for other values and for bools."""
     with contextlib.suppress(OverflowError):
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
@@ -76,7 +76,7 @@ def to_float(value: object) -> float | None:
 
 
 def check_size(name: str, value: object, *, or_zero: bool = False) -> int:
-    """Checks that a value is a positive integer of any type, `or_zero`, and returns it as an int."""
+    """Checks that a value is a positive integer, or zero if allowed, of any integer type. Returns it as an int."""
     size = to_int(value)
     if size is None or size < (0 if or_zero else 1):
         raise ArgumentError(f"{name}: expected a positive int{' or 0' if or_zero else ''}, found {describe(value)}")
@@ -86,7 +86,7 @@ def check_size(name: str, value: object, *, or_zero: bool = False) -> int:
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Checks that a value is True or False, of any type such as NumPy's, or 1 or 0, and returns it as a bool."""
+    """Checks that a value is True, False, 1 or 0, of any type such as NumPy's. Returns it as a bool."""
     if value is True or value is False:
         return value
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -97,14 +97,16 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def check_number(name: str, value: object, least: float = -math.inf, finite: bool = False) -> float:
-    """Checks that a value is a number of any type, such as a tensor with one element, and returns it as a float.
+    """Checks that a value is a number of any type, such as a tensor with one element. Returns it as a float.
+
+    NaN is always refused.
 
     Args:
-        least: The smallest value that is allowed. NaN never is.
+        least: The smallest allowed value.
         finite: Whether infinity is refused.
     """
     number = value if type(value) is float else math.nan
-    if type(value) is not float and isinstance(value, SupportsFloat):  # a protocol, which takes long to check
+    if type(value) is not float and isinstance(value, SupportsFloat):  # checking a protocol is slow
         if isinstance(value, Tensor):
             check_no_grad(name, value)
         with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
@@ -119,7 +121,7 @@ def check_number(name: str, value: object, least: float = -math.inf, finite: boo
 def check_culling(
     near_plane: object, far_plane: object, radius_clip: object, eps2d: object, numerics: Numerics, model: CameraModel
 ) -> tuple[float, float, float, float]:
-    """Checks what decides which Gaussians a camera sees, and returns it as floats, in this order."""
+    """Checks the arguments of culling. Returns near_plane, far_plane, radius_clip and eps2d as floats."""
     near, far = check_number("near_plane", near_plane), check_number("far_plane", far_plane)
     if near > far:
         raise ArgumentError(f"far_plane: expected at least near_plane, {near:g}, found {far:g}; are they swapped?")
@@ -133,16 +135,16 @@ def check_culling(
 
 
 _plain_keys: set[int] = set()
-"""Dispatch keys of tensors that were found to be plain: their kind in one number, which is quick to look up."""
+"""Dispatch key sets of tensors that passed :func:`plain`: one int describes a type of tensor and is fast to look up."""
 
 
 def plain(name: str, tensor: Tensor) -> Tensor:
-    """Returns a tensor whose memory holds its values, as kernels read them. Lazy negation and conjugation are done.
+    """Returns a tensor whose memory kernels can read: strided, with lazy negation and conjugation resolved.
 
     Raises:
-        UnsupportedError: The tensor is of a kind that has no such memory.
-        DeviceError: It is on the meta device.
-        ArgumentError: Its memory was freed, as by ``untyped_storage().resize_(0)``.
+        UnsupportedError: The tensor is sparse, nested, quantized, fake or wrapped.
+        DeviceError: The tensor is on the meta device.
+        ArgumentError: The memory of the tensor was freed, as by ``untyped_storage().resize_(0)``.
     """
     keys: int = torch._C._dispatch_keys(tensor).raw_repr()
     if keys in _plain_keys:
@@ -151,34 +153,34 @@ def plain(name: str, tensor: Tensor) -> Tensor:
         return tensor
     if tensor.is_meta:
         raise DeviceError(f"{name}: is on {tensor.device}, which holds no values; pass a tensor on the CPU or a GPU")
-    problem = _kind_problem(tensor)
+    problem = _unsupported_type(tensor)
     if problem:
         raise UnsupportedError(f"{name}: {problem}")
     if tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
-        return standing_for(tensor.clone(), tensor)
+        return converted_from(tensor.clone(), tensor)
     _plain_keys.add(keys)
     return plain(name, tensor)
 
 
-def standing_for(tensor: Tensor, given: Tensor) -> Tensor:
-    """Returns what an operation uses in place of a given tensor. :func:`set_absgrad` gives its values to both."""
+def converted_from(tensor: Tensor, given: Tensor) -> Tensor:
+    """Links a converted tensor to the tensor that was given, so that :func:`set_absgrad` reaches both. Returns it."""
     if tensor is not given:
-        tensor.stands_for = given  # type: ignore[attr-defined]
+        tensor.converted_from = given  # type: ignore[attr-defined]
     return tensor
 
 
 def set_absgrad(centers: Tensor, absgrad: Tensor) -> None:
-    """Sets ``.absgrad`` of centers, and of the tensor that a caller passed, in the dtype of each."""
+    """Sets ``.absgrad`` of projected centers and of the tensors that they were converted from, in each one's dtype."""
     tensor: Tensor | None = centers
     while tensor is not None:
         tensor.absgrad = absgrad.to(tensor.dtype)  # type: ignore[attr-defined]
-        tensor = getattr(tensor, "stands_for", None)
+        tensor = getattr(tensor, "converted_from", None)
 
 
 def tensor_key(value: object) -> Any:
-    """Returns what checks of a tensor depend on, but for its values; its type for other values.
+    """Returns a cache key of a tensor: shape, dtype, device and whether it requires a gradient.
 
-    Returns None for a tensor of a kind that :func:`plain` has not found to be plain.
+    Returns None for a tensor of a type that has not passed :func:`plain`, and the type of a value that is no tensor.
     """
     if not isinstance(value, Tensor):
         return type(value)
@@ -186,30 +188,30 @@ def tensor_key(value: object) -> Any:
     return (value.shape, value.dtype, value.device, value.requires_grad, keys) if keys in _plain_keys else None
 
 
-def _kind_problem(tensor: Tensor) -> str | None:
-    """Says which kind of tensor kernels cannot read, and what to pass instead; None for other kinds."""
+def _unsupported_type(tensor: Tensor) -> str | None:
+    """Says why kernels cannot read a tensor, and what to pass instead. Returns None if they can."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return TRANSFORMS
     if torch._C._functorch.is_legacy_batchedtensor(tensor):
-        return "batches, as of is_grads_batched and vectorize, are not implemented; compute one gradient at a time"
-    kind = type(tensor)
-    if kind.__name__ in ("FakeTensor", "FunctionalTensor") or torch._is_functional_tensor(tensor):
-        return "fake tensors, as of FakeTensorMode and torch.export, are not implemented; pass real tensors"
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return f"expected a plain tensor, found a {kind.__name__}, which is not implemented; convert it to a plain one"
+        return "batched gradients (is_grads_batched, vectorize) are not implemented; compute one gradient at a time"
+    cls = type(tensor)
+    if cls.__name__ in ("FakeTensor", "FunctionalTensor") or torch._is_functional_tensor(tensor):
+        return "fake tensors (FakeTensorMode, torch.export) are not implemented; pass real tensors"
+    if cls.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return f"expected a plain tensor, found a {cls.__name__}, which is not implemented; convert it to a plain one"
     if tensor.is_nested:
         return "nested tensors are not implemented; pass one scene at a time"
     if tensor.is_quantized:
-        return "quantized tensors are not implemented; pass its .dequantize()"
+        return "quantized tensors are not implemented; pass tensor.dequantize()"
     if tensor.layout != torch.strided:
-        return f"tensors of layout {tensor.layout} are not implemented; pass its .to_dense()"
+        return f"tensors of layout {tensor.layout} are not implemented; pass tensor.to_dense()"
     if not torch._C._has_storage(tensor):
         return "tensors without storage are not implemented; pass a plain tensor"
     return None
 
 
 def check_tile_size(value: object) -> int:
-    """Checks the edge of a tile in pixels, and returns it as an int."""
+    """Checks the side length of a tile in pixels, and returns it as an int."""
     tile_size = check_size("tile_size", value)
     if tile_size not in TILE_SIZES:
         raise UnsupportedError(
@@ -229,9 +231,9 @@ def check_tensor(
     """Checks that a value is a tensor of a shape, by default of floating-point numbers, and returns it.
 
     Args:
-        shape: Sizes; None matches any size, and ``...`` in front any number of them.
-        meaning: The shape in words, for messages.
-        remedy: What to do about another shape; may be empty.
+        shape: The expected sizes. None matches any size; a leading ``...`` matches any number of dimensions.
+        meaning: Description of the shape for messages.
+        remedy: Advice for messages if the shape differs; may be empty.
         dtypes: ``FLOATS``, ``INTEGERS`` or ``BOOLS``.
     """
     if not isinstance(value, Tensor):
@@ -252,14 +254,14 @@ def check_tensor(
 
 
 def check_backgrounds(backgrounds: object, images: Sequence[int], channels: int | None, meaning: str) -> Tensor:
-    """Checks backgrounds [..., D], any number of them if None. Returns them; those of a single image may be [D]."""
+    """Checks backgrounds [*images, D], with any D if `channels` is None. Returns them; one image also accepts [D]."""
     if isinstance(backgrounds, Tensor) and backgrounds.dim() == 1 and math.prod(images) == 1:
         backgrounds = backgrounds.view(*images, -1)
     return check_tensor("backgrounds", backgrounds, [*images, channels], meaning)
 
 
 def check_devices(tensors: dict[str, Tensor | None]) -> None:
-    """Raises unless all given tensors are on the device of the first."""
+    """Raises unless all tensors that are not None are on the device of the first."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first = next(iter(given))
     for name, tensor in given.items():
@@ -270,7 +272,10 @@ def check_devices(tensors: dict[str, Tensor | None]) -> None:
 
 
 def check_ids(name: str, ids: object, end: int, shape: Sequence[Any] = (...,), meaning: str = "[M]") -> None:
-    """Raises unless integers of a shape are from 0 to end - 1, which is checked on the CPU only, without waiting."""
+    """Raises unless a tensor of integers has a shape, and on the CPU, values from 0 to end - 1.
+
+    Values on a GPU are not checked, as that would wait for the device.
+    """
     ids = check_tensor(name, ids, shape, meaning, dtypes=INTEGERS)
     if ids.device.type != "cpu" or ids.numel() == 0:
         return
@@ -281,22 +286,22 @@ def check_ids(name: str, ids: object, end: int, shape: Sequence[Any] = (...,), m
 
 
 def check_tile_lists(name: str, offsets: Tensor, flatten_ids: Tensor, n_rows: int) -> None:
-    """Raises unless lists of intersections are inside flatten_ids, and those are rows. Checked on the CPU only.
+    """Raises unless offsets are ascending indices into flatten_ids, and these are rows. Checks values on the CPU only.
 
     Args:
         name: Name of the offsets in messages.
-        offsets: First intersection of each tile.
+        offsets: Index of the first intersection of each tile.
         flatten_ids: [M] row of each intersection.
-        n_rows: Number of rows.
+        n_rows: The number of rows.
     """
     check_ids("flatten_ids", flatten_ids, n_rows, [None])
     check_ids(name, offsets, flatten_ids.numel() + 1)
     if offsets.device.type == "cpu" and bool((offsets.flatten().to(torch.int64).diff() < 0).any()):
-        raise ArgumentError(f"{name}: expected ascending offsets, found descending ones; pass those of sorted ids")
+        raise ArgumentError(f"{name}: expected ascending offsets, found descending ones; pass offsets of sorted ids")
 
 
 def check_sh_degree(value: object, n_bases: int, name: str = "sh_degree") -> int:
-    """Checks that a degree is supported and that there are enough bases for it, and returns it as an int."""
+    """Checks that a degree is supported and has enough bases. Returns it as an int."""
     sh_degree = to_int(value)
     if sh_degree is None or not 0 <= sh_degree <= SH_DEGREE_MAX:
         raise ArgumentError(f"{name}: expected an int from 0 to {SH_DEGREE_MAX}, found {describe(value)}")
@@ -309,7 +314,7 @@ def check_sh_degree(value: object, n_bases: int, name: str = "sh_degree") -> int
 
 
 def check_numerics(numerics: object) -> Numerics:
-    """Returns the preset of a name."""
+    """Returns the numerics preset with a name; raises if there is none."""
     check_choice("numerics", numerics, tuple(PRESETS))
     return PRESETS[str(numerics)]
 
@@ -326,12 +331,12 @@ def check_no_grad(name: str, tensor: Tensor) -> None:
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """Returns the dtype that every stage computes and accumulates in: fp64 if any tensor is fp64, otherwise fp32."""
+    """Returns the dtype that all stages compute and accumulate in: fp64 if any tensor is fp64, otherwise fp32."""
     return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
 def is_per_camera(colors: Tensor, sh_degree: int | None, n_batch_dims: int) -> bool:
-    """Whether colors, or SH coefficients if a degree is given, are per camera and Gaussian rather than per Gaussian."""
+    """Returns whether colors, or SH coefficients if a degree is given, have a camera dimension."""
     return colors.dim() == n_batch_dims + (3 if sh_degree is None else 4)
 
 
@@ -347,7 +352,7 @@ def check_colors(
 ) -> int:
     """Checks colors or SH coefficients, per Gaussian or per camera and Gaussian. Returns the number of channels.
 
-    `n_higher` coefficients of each Gaussian are in another tensor.
+    `n_higher` is the number of coefficients per Gaussian in a second tensor.
     """
     n_own_dims = 1 if sh_degree is None else 2
     meaning = (

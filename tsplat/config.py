@@ -1,7 +1,7 @@
-"""Constants, numerics presets and the values that options can take: every number that decides what a pixel is.
+"""Constants, numerics presets, and the values that options can take.
 
-The field's rasterizers differ in a handful of constants. Each set is a frozen :class:`Numerics`, from which stages and
-kernels read these. ``ALPHA_MIN`` and ``TRANSMITTANCE_MIN`` are the same in all of them.
+gsplat 1.5, gsplat 1.6 and Inria's rasterizer differ in a handful of constants. A frozen :class:`Numerics` holds the
+constants of one of them. ``ALPHA_MIN`` and ``TRANSMITTANCE_MIN`` are the same in all.
 """
 
 import dataclasses
@@ -25,26 +25,26 @@ HIT_MODES: Final = ("d", "Ed", "RGB-d", "RGB-Ed")
 DepthMode = Literal["expected", "median", "ray", "ray-median"]
 DEPTH_MODES: Final = get_args(DepthMode)
 PLANE_MODES: Final = ("ray", "ray-median")
-"""Depth modes in which the depth of a 2D Gaussian is that of its plane where the ray of the pixel meets it."""
+"""Depth modes in which the depth of a 2D Gaussian is measured where the ray of the pixel meets its plane."""
 DISTANCE_MODES: Final[dict[str, RenderMode]] = {"D": "d", "ED": "Ed", "RGB+D": "RGB-d", "RGB+ED": "RGB-Ed"}
-"""The render mode with distances along rays, in place of each one with depths."""
+"""Render mode with depths -> the same mode with distances along rays."""
 VALIDATE: Final = get_args(Validate)
 FRONT_ONLY: Final[tuple[CameraModel, ...]] = ("pinhole",)
-"""Camera models that see nothing behind z = 0, which a division by z would mirror."""
+"""Camera models that see nothing behind z = 0: dividing by z would mirror it."""
 CAMERA_MODELS: Final = tuple(model for model in get_args(CameraModel) if model != "lidar")
-"""Camera models that have a lens. A lidar is a panorama whose pixels have other rays."""
+"""Camera models that have a lens. A lidar is handled as a panorama whose pixels have other rays."""
 TILE_SIZES: Final = (4, 8, 16)
 
 
 class Capacities(NamedTuple):
-    """Sizes of lists that memory is allocated for. A ``capacity`` stands for all but rows.
+    """Numbers of elements that memory is allocated for. The option ``capacity`` sets all of them but ``rows``.
 
     Attributes:
-        spans, intersections: What Gaussians intersect of tile rows, and of tiles.
-        entries: Entries of the lists of parts, divided by half the number of parts of a tile, but at least by 1.
-            Without effect if a tile is one part.
+        spans, intersections: (Gaussian, tile row) and (Gaussian, tile) incidences.
+        entries: Entries of the lists of parts, divided by max(1, half the number of parts of a tile). Has no effect if
+            a tile is one part.
         chunks: Chunks of long lists.
-        rows: Packed rows. Without effect if there are fewer rows, or if they are not packed.
+        rows: Packed rows. Has no effect if there are fewer rows, or if rows are not packed.
     """
 
     spans: int
@@ -59,13 +59,13 @@ class Capacities(NamedTuple):
         return cls(capacity, capacity, capacity, capacity)
 
     def largest_list(self) -> int:
-        """Returns the largest of the sizes of lists."""
+        """Returns the largest capacity other than that of rows."""
         return max(self._replace(rows=0))
 
 
 Capacity = int | Capacities | Literal["auto"] | None
-"""How lists are sized: by a capacity for all, of each list, by what earlier calls needed, or by counting them. Only
-passes have a `Capacities`."""
+"""The size of lists: one capacity for all, a capacity per list (used by passes only), ``"auto"`` to follow earlier
+calls, or None to count intersections first."""
 
 
 class Size:
@@ -75,7 +75,7 @@ class Size:
 
 
 FEATURES_MIN: Final = 16
-"""Number of channels from which matrix products cost fewer instructions than channels one by one."""
+"""Number of channels from which compositing by matrix products takes fewer instructions than channel by channel."""
 
 ALPHA_MIN: Final = 1.0 / 255.0
 """A Gaussian with a smaller alpha at a pixel does not contribute to it."""
@@ -99,13 +99,13 @@ MAGNITUDE_MAX: Final = 1e12
 """Values of larger magnitude are invalid, because their fp32 products overflow."""
 
 LENS_COEFFICIENTS: Final = 12
-"""Number of values of a lens before those of a windshield: its coefficients, then zeros."""
+"""Number of coefficients of a lens, padded with zeros. The values of a windshield follow them."""
 
 SHUTTER_VALUES: Final = 20
 """Number of values that describe the path of a camera with a rolling shutter."""
 
 LENS_GAIN_MIN: Final = 0.8
-"""Pinhole lenses see points that radial distortion moves to more than this part of their distance from the center."""
+"""A point is invalid if radial distortion moves it to this fraction of its distance from the center, or closer."""
 
 SHUTTER_STEPS: Final = 10
 """Iterations that find the time at which a rolling shutter exposes a point."""
@@ -114,14 +114,14 @@ AXIS_MIN: Final = 1e-30
 """Squared distance below which a point has no longitude (from the vertical axis), or no direction (from a camera)."""
 
 BEHIND_POLE: Final = 1e4
-"""Weight of a sigma point whose longitude is two right angles from the center's, as a multiple of that of others. Up to
-a right angle the multiple is 1, and beyond it grows as a square, so that gradients are continuous."""
+"""Weight multiplier of a sigma point whose longitude differs by 180 degrees from that of the mean. The multiplier is 1
+up to 90 degrees and grows quadratically beyond, so that gradients are continuous."""
 
 FTHETA_STEPS: Final = 12
-"""Steps of Newton's method that invert an f-theta polynomial, each within an interval that is halved otherwise."""
+"""Newton steps that invert an f-theta polynomial. A step that would leave the interval of the root bisects it."""
 
 BACK_SLOPE_SQUARED: Final = 1e-12
-"""A point behind a camera is shown if (x^2 + y^2) / z^2 is larger: opposite to the optical axis, it has no azimuth."""
+"""A point behind a camera is visible if (x^2 + y^2) / z^2 is larger. On the optical axis, it has no azimuth."""
 
 RADIUS_MAX: Final = 2**30
 """Upper bound of screen radii in pixels: they fit into int32, and squared offsets into fp32."""
@@ -130,14 +130,14 @@ FILTER_VARIANCE: Final = 0.5
 """Variance of the low-pass filter around the mean of a 2D Gaussian, pixels^2."""
 
 DISC_EXTENT: Final = 3.33
-"""Distance from the center of a 2D Gaussian, in standard deviations, up to which its plane has a depth. Farther away,
-alpha is below 1/255, but for the low-pass filter."""
+"""Radius of a 2D Gaussian's disc in standard deviations. Beyond it, only the low-pass filter has an alpha of at least
+1/255, and the depth is that of the center."""
 
 BOX_VARIANCE_MIN: Final = 1e-4
-"""Least squared half extent of the box around the unit circle of a 2D Gaussian, pixels^2."""
+"""Lower bound of the squared half extent of the box around the unit circle of a 2D Gaussian, pixels^2."""
 
 DEPTH_ALPHA_MIN: Final = 1e-10
-"""Expected depth divides by max(alpha, this)."""
+"""Expected depth is depth / max(alpha, DEPTH_ALPHA_MIN)."""
 
 SH_DEGREE_MAX: Final = 4
 
@@ -153,7 +153,7 @@ FISHEYE_SERIES: Final = (
 
 It interpolates at Chebyshev nodes, to a relative error of 5e-15."""
 
-_WINDOW: Final = [math.exp(-0.5 * (place / 1.5) ** 2) for place in range(-5, 6)]
+_WINDOW: Final = [math.exp(-0.5 * (offset / 1.5) ** 2) for offset in range(-5, 6)]
 SSIM_TAPS: Final = tuple(value / sum(_WINDOW) for value in _WINDOW)
 """Gaussian window of SSIM along each axis: 11 taps, standard deviation 1.5 pixels."""
 
@@ -172,7 +172,7 @@ class RollingShutterType(enum.Enum):
 
 
 class FThetaPolynomialType(enum.Enum):
-    """Selects the exact one of the two polynomials of an f-theta camera."""
+    """Selects which of the two polynomials of an f-theta camera is exact."""
 
     PIXELDIST_TO_ANGLE = 0
     ANGLE_TO_PIXELDIST = 1
@@ -180,11 +180,13 @@ class FThetaPolynomialType(enum.Enum):
 
 @dataclasses.dataclass
 class FThetaCameraDistortionParameters:
-    """An f-theta camera, ``ftheta_coeffs`` of :func:`tsplat.rasterization`: distances in the image as a polynomial.
+    """Parameters of an f-theta camera, ``ftheta_coeffs`` of :func:`tsplat.rasterization`.
+
+    An f-theta lens maps the angle from the optical axis to a distance in the image by a polynomial.
 
     Attributes:
-        reference_poly: The polynomial that defines the lens. The other one, which approximates its inverse, is checked
-            and has no effect, as the inverse is computed.
+        reference_poly: The polynomial that defines the lens. The other polynomial is checked but not used: its inverse
+            is computed numerically.
         pixeldist_to_angle_poly, angle_to_pixeldist_poly: Coefficients from degree 0, which must be 0, to degree 5,
             pixels and radians.
         max_angle: Largest angle from the optical axis that the lens sees, radians.
@@ -200,25 +202,26 @@ class FThetaCameraDistortionParameters:
 
 @dataclasses.dataclass(frozen=True)
 class Numerics:
-    """The constants in which the field's rasterizers differ.
+    """The constants of one rasterizer: gsplat 1.5, gsplat 1.6 or Inria's.
 
     Attributes:
         name: Name of the preset, as in ``rasterization(numerics=...)``.
-        alpha_max: Upper bound of alpha. Where it applies, geometry and opacity get no gradient.
+        alpha_max: Upper bound of alpha. Where alpha is clamped, geometry and opacity get no gradient.
         compensation_floor: Lower bound of the antialiasing compensation (Mip-Splatting, arXiv 2311.16493).
-        camera_center: ``"inverse"``: -R^-1 t of the view matrix; ``"transpose"``: -R^T t. They differ where R is not
-            a rotation.
-        near_min: Lower bound of ``near_plane``, which cameras that are :data:`FRONT_ONLY` bound by 0 as well.
+        camera_center: How to compute the camera center: ``"inverse"`` for -R^-1 t of the view matrix, or
+            ``"transpose"`` for -R^T t. They differ if R is not a rotation.
+        near_min: Lower bound of ``near_plane``. For :data:`FRONT_ONLY` cameras, 0 is a lower bound, too.
         extend: Radius in standard deviations; an upper bound if ``opacity_aware``.
-        opacity_aware: If true, radii per axis end where alpha falls below :data:`ALPHA_MIN` (arXiv 2402.00525, section
-            B.2). Otherwise both radii follow the larger principal axis.
+        opacity_aware: If true, the radius along each axis ends where alpha falls below :data:`ALPHA_MIN` (arXiv
+            2402.00525, section B.2). Otherwise both radii follow the larger principal axis.
         all_sigma_points: Whether the unscented transform culls Gaussians with an invalid sigma point.
         scale_min: The unscented transform culls Gaussians with a scale below this magnitude.
-        whole_lines: Whether a rolling shutter exposes a point at the time of the row or column that shows it, not at
-            that of its coordinate. Not of panoramas and lidars.
-        spare_tile_bit: Whether tiles in ``isect_ids`` take a bit more than they need if their number is a power of two.
-        ray_footprint: The footprint of evaluation in 3D: ``"ray"``, or ``"ray in front"`` without Gaussians that are
-            highest behind the origin of a ray.
+        whole_lines: Whether the exposure time of a point under a rolling shutter is that of its pixel row or column,
+            instead of being interpolated at its coordinate. Ignored for panoramas and lidars.
+        spare_tile_bit: Whether tile ids in ``isect_ids`` have one more bit than necessary if the number of tiles is a
+            power of two.
+        ray_footprint: The footprint of evaluation in 3D: ``"ray"``, or ``"ray in front"``, which skips Gaussians whose
+            maximum along the ray is behind its origin.
     """
 
     name: str
@@ -235,12 +238,12 @@ class Numerics:
     ray_footprint: str = "ray in front"
 
     def nearest(self, near_plane: float, model: CameraModel) -> float:
-        """Returns the smallest depth that is projected."""
+        """Returns the smallest depth that is not culled."""
         return max(near_plane, self.near_min, 0.0 if model in FRONT_ONLY else -MAGNITUDE_MAX)
 
 
 class RendererConfig:
-    """Base class of gsplat 1.6's choices of a kernel for evaluation in 3D."""
+    """Base class of gsplat 1.6's kernel configurations for evaluation in 3D."""
 
     def __init__(self) -> None:
         if type(self) is RendererConfig:
@@ -250,11 +253,11 @@ class RendererConfig:
 
 
 class RendererConfig_MixedBatch(RendererConfig):  # noqa: N801 - gsplat's name
-    """The default. As tsplat has one kernel, images are those of ``renderer_config=None``."""
+    """The default kernel configuration. tsplat has one kernel, so the image is that of ``renderer_config=None``."""
 
 
 class RendererConfig_ParallelBatch(RendererConfig):  # noqa: N801 - gsplat's name
-    """Requires ``with_eval3d``. As tsplat has one kernel, images are those of ``renderer_config=None``."""
+    """Requires ``with_eval3d``. tsplat has one kernel, so the image is that of ``renderer_config=None``."""
 
 
 @dataclasses.dataclass
@@ -265,9 +268,9 @@ class UnscentedTransformParameters:
         alpha: Spread of the sigma points: they lie sqrt(alpha^2 (3 + kappa)) standard deviations from the mean.
         beta: Prior knowledge of the distribution; 2 is optimal for Gaussians.
         kappa: Secondary spread.
-        in_image_margin_factor: Sigma points are valid up to this part of the image size outside of the image.
-        require_all_sigma_points_valid: Whether a Gaussian is culled if any of its seven sigma points is invalid;
-            otherwise if all are. None for that of the numerics preset: True, and False in ``"gsplat-1.6"``.
+        in_image_margin_factor: Margin around the image in which sigma points are valid, as a fraction of its size.
+        require_all_sigma_points_valid: If True, a Gaussian is culled if any of its seven sigma points is invalid; if
+            False, only if all are. None follows the numerics preset: False for ``"gsplat-1.6"``, otherwise True.
     """
 
     alpha: float = 0.1
@@ -278,15 +281,15 @@ class UnscentedTransformParameters:
 
 
 class Unscented(NamedTuple):
-    """Weights of the unscented transform, and what makes a Gaussian visible.
+    """Weights of the unscented transform, and its rules of visibility.
 
     Attributes:
         spread: Distance of the sigma points from the mean, in standard deviations.
-        weight: Of each of the six outer sigma points. The weights of the mean add to 1.
-        center_weight: Of the center in the covariance.
-        margin: Part of the image size that sigma points may lie outside of the image.
-        all_valid: Whether all sigma points must be valid, rather than one.
-        radial: Whether depth is the distance from the camera, which f-theta cameras then cull by, instead of z.
+        weight: Weight of each of the six outer sigma points. For the mean, all weights add up to 1.
+        center_weight: Weight of the center in the covariance.
+        margin: Margin around the image in which sigma points are valid, as a fraction of the image size.
+        all_valid: Whether all sigma points must be valid; otherwise, one suffices.
+        radial: Whether depth is the distance from the camera instead of z. F-theta cameras then cull by it.
         whole_lines: As in :class:`Numerics`.
     """
 
@@ -300,7 +303,7 @@ class Unscented(NamedTuple):
 
     @classmethod
     def of(cls, parameters: UnscentedTransformParameters, numerics: Numerics, radial: bool = False) -> "Unscented":
-        """The weights of parameters (Wan and van der Merwe, 2000, equation 15, for three dimensions)."""
+        """Computes the weights (Wan and van der Merwe, 2000, equation 15, for three dimensions)."""
         square = parameters.alpha**2 * (3 + parameters.kappa)
         all_valid = parameters.require_all_sigma_points_valid
         return cls(
@@ -320,9 +323,9 @@ class CameraSettings:
 
     Attributes:
         width, height: Image size in pixels.
-        model: How points are projected, as in :func:`tsplat.rasterization`.
-        near, far: Gaussians outside these depths are culled, in world units.
-        readout: Of a rolling shutter, the name of a :class:`RollingShutterType`.
+        model: The camera model, as in :func:`tsplat.rasterization`.
+        near, far: The depth range in world units. Gaussians outside are culled.
+        readout: The readout direction: the name of a :class:`RollingShutterType`.
     """
 
     width: int
@@ -343,18 +346,17 @@ class CameraSettings:
         numerics: Numerics,
         readout: str = RollingShutterType.GLOBAL.name,
     ) -> "CameraSettings":
-        """The settings of checked arguments, with planes that the model and the preset allow."""
+        """Makes settings from checked arguments; bounds the planes as the model and the preset require."""
         return cls(width, height, model, numerics.nearest(near, model), min(far, MAGNITUDE_MAX), readout)
 
 
 class CameraField(NamedTuple):
-    """Describes a field of :class:`~tsplat.data.Cameras` for all code that handles cameras.
+    """Describes a field of :class:`~tsplat.data.Cameras` to the code that checks, exchanges and flattens cameras.
 
     Attributes:
-        shape: Sizes for one camera, None for any. They are equal on all ranks; the number of cameras and the values may
-            differ.
-        remedy: What to do about invalid values.
-        differentiable: Whether there is a gradient.
+        shape: Shape for one camera, with None for any size. It is equal on all ranks.
+        remedy: Advice in messages about invalid values.
+        differentiable: Whether the field has a gradient.
     """
 
     shape: tuple[int | None, ...]

@@ -1,8 +1,8 @@
-"""Arguments and results of the stages: settings, and tensors that belong together.
+"""Arguments and results of the stages: settings, and named tuples of tensors.
 
 Sizes: B scenes, N Gaussians each, C cameras each, I = B C images, nnz rows, M intersections, D channels.
 A *row* is a Gaussian projected by a camera. Packed tensors have rows for visible Gaussians only, ordered by camera,
-then Gaussian. Otherwise there are I N rows, and those of culled Gaussians are zero.
+then Gaussian. Otherwise there are I N rows, and the rows of culled Gaussians are zero.
 """
 
 import dataclasses
@@ -33,11 +33,12 @@ class ProjectionSettings:
     """Settings of the projection. Lengths in pixels.
 
     Attributes:
-        camera: What the cameras share.
+        camera: Settings that all cameras share.
         eps2d, radius_clip, packed, numerics, backend: As in :func:`tsplat.rasterization`.
         antialiased: Whether to compute compensations (Mip-Splatting, arXiv 2311.16493).
-        unscented, surfels: Parameters of the unscented transform, None for EWA splatting; whether Gaussians are 2D.
-        row_capacity: Packed rows that memory is allocated for before they are counted; None to wait for their number.
+        unscented: Parameters of the unscented transform; None for EWA splatting.
+        surfels: Whether Gaussians are 2D.
+        row_capacity: Number of packed rows to allocate before they are counted; None to count first.
     """
 
     camera: CameraSettings
@@ -54,7 +55,10 @@ class ProjectionSettings:
 
 @dataclasses.dataclass(frozen=True)
 class IntersectionSettings:
-    """As in :func:`tsplat.rasterization`. ``boxes``: whether to intersect mean +- radii in place of the ellipse."""
+    """Settings of the intersection, as in :func:`tsplat.rasterization`.
+
+    ``boxes`` is whether to intersect the boxes mean +- radii instead of ellipses.
+    """
 
     numerics: Numerics
     backend: Backend
@@ -68,10 +72,11 @@ class CompositingSettings:
     """Settings of compositing.
 
     Attributes:
-        camera, tile_size: What the cameras share, and the edge of a tile in pixels.
+        camera: Settings that all cameras share.
+        tile_size: Side length of a tile in pixels.
         channel_chunk: Upper bound of the channels that one walk over lists accumulates.
         absgrad, numerics, backend: As in :func:`tsplat.rasterization`.
-        footprint: The kind of splat, see ``kernels/compositing/footprints``.
+        footprint: Name of the footprint, see ``kernels/compositing/footprints``.
         outputs: The maps to render besides colors and alphas.
     """
 
@@ -86,22 +91,22 @@ class CompositingSettings:
 
     @functools.cached_property
     def distortion(self) -> bool:
-        """Whether to render the distortion of the last feature, as a channel after it, and find its median."""
+        """Whether to render the distortion of the last feature, as a channel after it, and its median."""
         return self._has(Rule.DISTORTION)
 
     @functools.cached_property
     def normals(self) -> bool:
-        """Whether the first three features are normals, which face rays."""
+        """Whether the first three features are normals, flipped to face the rays of pixels."""
         return self._has(Rule.FACING)
 
     @functools.cached_property
     def hits(self) -> bool:
-        """Whether distances along rays, or depths of planes, take the place of the last feature."""
+        """Whether the last feature is replaced by distances along rays or by depths of planes."""
         return self._has(Rule.HIT) or self.planes
 
     @functools.cached_property
     def planes(self) -> bool:
-        """Whether depths of where rays meet the planes of surfels take the place of the last feature."""
+        """Whether the last feature is replaced by the depth at which rays meet the planes of surfels."""
         return self._has(Rule.PLANE)
 
     def _has(self, rule: Rule) -> bool:
@@ -110,7 +115,8 @@ class CompositingSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TileGrid:
-    """Tiles of I images. Flat tile rows are [I, tile_height], flat tiles [I, tile_height, tile_width]."""
+    """The tiles of I images. Flat indices of tile rows are into [I, tile_height], of tiles into [I, tile_height,
+    tile_width]."""
 
     n_images: int
     tile_size: int
@@ -136,12 +142,13 @@ class TileGrid:
 
 
 class Gaussians3D(NamedTuple):
-    """3D Gaussians of B scenes in the world frame, after activation; either quats and scales or covars.
+    """3D Gaussians of B scenes in the world frame, after activation, with either quats and scales or covars.
 
     Attributes:
-        means, opacities: [..., N, 3], and [..., N] or None.
-        quats, scales: [..., N, 4] wxyz, any norm, and [..., N, 3] standard deviations; or None.
+        means: [..., N, 3].
+        quats, scales: [..., N, 4] wxyz of any norm, and [..., N, 3] standard deviations; or None.
         covars: [..., N, 6] upper triangles of the covariances (00 01 02 11 12 22); or None.
+        opacities: [..., N], or None.
         valid: [..., N] bool, false for Gaussians to cull; None to keep all.
     """
 
@@ -156,9 +163,9 @@ class Gaussians3D(NamedTuple):
 class Cameras(NamedTuple):
     """Cameras: ``viewmats`` [B, C, 4, 4] world to camera, ``Ks`` [B, C, 3, 3] intrinsics in pixels.
 
-    ``lens`` are coefficients of the distortion, and ``shutter`` the path of a camera with a rolling shutter; see
-    ``kernels_torch/lenses/`` and ``kernels_torch/shutters.py``. A field with a default may be None. Only what uses a
-    field names it.
+    ``lens`` holds the distortion coefficients, see ``kernels_torch/lenses/``. ``shutter`` holds the camera's path under
+    a rolling shutter, see ``kernels_torch/shutters.py``. A field with a default may be None. General code loops over
+    the fields; only code that uses a field names it.
     """
 
     viewmats: Annotated[Tensor, CameraField((4, 4), "check the poses", differentiable=True)]
@@ -168,22 +175,22 @@ class Cameras(NamedTuple):
 
 
 class ProjectedGaussians(NamedTuple):
-    """Gaussians on the image plane, one row each; zero where culled.
+    """Gaussians projected to the image plane, one per row; rows of culled Gaussians are zero.
 
     Attributes:
         n_cameras, n_gaussians: C and N.
         dense_ids: [nnz] int64, index of each row in [B, C, N], ascending; None if not packed.
-        radii, depths: [nnz, 2] int32, half extents in pixels, and [nnz], camera-space z, or the distance from
-            the camera with ``global_z_order=False``.
-        means2d: [nnz, 2] pixels; leading dimensions may be those of the caller. ``.absgrad`` is set on this tensor.
-        shapes: [nnz, 3] conics, upper triangles of inverse screen covariances, 1/pixels^2; [nnz, 9] ray transforms of
-            surfels; with evaluation in 3D [nnz, 10] means, quaternions and scales; of panoramas [nnz, 4] conics and
-            pixels of 360 degrees.
-        compensations, opacities: [nnz] antialiasing factors, and opacities times them; or None.
-        row_of: [B, C, N] int32, inverse of ``dense_ids``: the row, -1 where there is none; or None.
-        normals: [nnz, 3] of surfels, in the camera frame, towards the camera; or None.
-        needed: If rows are packed with a capacity, which nnz then is: see :class:`Intersections`. Those after the
-            packed rows are culled ones, each with an id of its own in ``dense_ids``. Otherwise None.
+        radii: [nnz, 2] int32, half extents in pixels.
+        means2d: [nnz, 2] pixels, or with the caller's leading dimensions. ``.absgrad`` is set on this tensor.
+        depths: [nnz] camera-space z, or the distance from the camera with ``global_z_order=False``.
+        shapes: What the footprint evaluates: [nnz, 3] conics, upper triangles of inverse screen covariances,
+            1/pixels^2; for panoramas [nnz, 4], conics and the period in pixels; for surfels [nnz, 9] ray transforms;
+            for evaluation in 3D [nnz, 10] means, quaternions and scales.
+        compensations, opacities: [nnz] antialiasing factors, and opacities times these factors; or None.
+        row_of: [B, C, N] int32, inverse of ``dense_ids``: the row, or -1; or None.
+        normals: [nnz, 3] normals of surfels in the camera frame, towards the camera; or None.
+        needed: See :class:`Intersections`, if rows are packed with a capacity; otherwise None. nnz is then the
+            capacity, and the rows after the visible ones are culled Gaussians with distinct ``dense_ids``.
     """
 
     n_cameras: int
@@ -200,7 +207,7 @@ class ProjectedGaussians(NamedTuple):
     needed: Tensor | None = None
 
     def map_rows(self, function: Callable[[Tensor], Tensor]) -> "ProjectedGaussians":
-        """Returns the same with a function applied to each tensor [nnz, ...]."""
+        """Applies a function to each tensor [nnz, ...]."""
         without_rows = {"n_cameras", "n_gaussians", "row_of", "needed"}
         given = self._asdict().items()
         mapped: dict[str, Any] = {
@@ -209,18 +216,18 @@ class ProjectedGaussians(NamedTuple):
         return self._replace(**mapped)
 
     def image_ids(self) -> Tensor | None:
-        """Image of each packed row, [nnz] int64; None if rows are [I, N]."""
+        """Returns the image of each packed row, [nnz] int64; None if rows are [I, N]."""
         return None if self.dense_ids is None else self.dense_ids // max(self.n_gaussians, 1)
 
     def ids(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Batch, camera and Gaussian of each packed row, [nnz] int64 each; None if not packed."""
+        """Returns batch, camera and Gaussian of each packed row, [nnz] int64 each; None if not packed."""
         image_ids = self.image_ids()
         if self.dense_ids is None or image_ids is None:
             return None, None, None
         return image_ids // self.n_cameras, image_ids % self.n_cameras, self.dense_ids % max(self.n_gaussians, 1)
 
     def feature_ids(self, *, per_camera: bool) -> Tensor | None:
-        """Index of each row's features in [B N, D], or in [B C N, D] if per camera; None for the identity."""
+        """Returns each row's index of features [B N, D], or [B C N, D] if per camera; None for the identity."""
         dense_ids = self.dense_ids
         if per_camera or self.n_cameras == 1:
             return dense_ids
@@ -231,7 +238,7 @@ class ProjectedGaussians(NamedTuple):
 
 
 class ProjectedGradients(NamedTuple):
-    """Gradients of the outputs of a projection, shaped like them; None where there are none."""
+    """Gradients of the outputs of a projection, with the shapes of these; None without a gradient."""
 
     v_means2d: Tensor | None = None
     v_depths: Tensor | None = None
@@ -242,11 +249,11 @@ class ProjectedGradients(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of spherical harmonics of three channels, of any float dtype, or their gradients.
+    """Spherical harmonics coefficients of three channels, of any float dtype, or their gradients.
 
     Attributes:
-        first: [..., N, K, 3] all of them, or [..., N, 1, 3] those of degree 0.
-        higher: [..., N, K - 1, 3] those of higher degrees; None if ``first`` has them.
+        first: [..., N, K, 3] all coefficients, or [..., N, 1, 3] the coefficients of degree 0.
+        higher: [..., N, K - 1, 3] the coefficients of degrees above 0; None if ``first`` contains them.
     """
 
     first: Tensor
@@ -258,29 +265,33 @@ class Coefficients(NamedTuple):
         return self.first.shape[-2] + (0 if self.higher is None else self.higher.shape[-2])
 
     def in_dtypes_of(self, other: "Coefficients") -> "Coefficients":
-        """Returns the same values in the dtypes of other coefficients."""
+        """Converts to the dtypes of other coefficients."""
         higher = None if self.higher is None or other.higher is None else self.higher.to(other.higher.dtype)
         return Coefficients(self.first.to(other.first.dtype), higher)
 
 
 class Features(NamedTuple):
-    """The values that compositing blends: features [G, D] of any float dtype, or None if only depth is rendered, and
-    the index of each row's features [nnz] int64, or None for the identity."""
+    """The features that compositing blends.
+
+    Attributes:
+        values: [G, D] of any float dtype; None if only depth is rendered.
+        ids: [nnz] int64, index of each row's features; None for the identity.
+    """
 
     values: Tensor | None
     ids: Tensor | None
 
 
 class ScreenGaussians(NamedTuple):
-    """Projected Gaussians as the intersection reads them.
+    """The inputs of the intersection with tiles.
 
     Attributes:
         means2d, radii: [nnz, 2] pixels, [nnz, 2] int32.
-        conics, opacities: To test the ellipse where alpha is 1/255; None to test mean +- radii.
-        depth_order: [nnz] int64, rows front to back, so that their intersections need a sort by tile only.
+        conics, opacities: [nnz, 3] and [nnz], for the ellipse where alpha is 1/255; None to test the box mean +- radii.
+        depth_order: [nnz] int64, rows front to back. Intersections in this order need a sort by tile only.
         image_ids: [nnz] int64, image of each row; None if rows are [I, N].
-        periods: [nnz] pixels of 360 degrees, for a camera that wraps: then tiles are also those of the copies a period
-            to the left and to the right, each at most half a period from its mean; or None.
+        periods: [nnz] pixels of 360 degrees, for cameras whose columns wrap; or None. Tiles of the copies a period to
+            the left and right are then included, up to half a period from the mean.
     """
 
     means2d: Tensor
@@ -293,14 +304,16 @@ class ScreenGaussians(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Runs of tiles: a *span* is what a projected Gaussian intersects of one tile row.
+    """Spans: a *span* is the run of tiles that a projected Gaussian intersects in one tile row.
 
     Attributes:
-        rows, first_tile_rows: [nnz] int32, row of each Gaussian, and its first tile row, in depth order.
-        span_starts: [nnz + 1] int32, first span of each of them, and the number S of spans.
-        positions, first_columns: [S] int32, position of each span's Gaussian in depth order, and first tile column.
-            Columns beyond the last are the first ones, if cameras wrap.
-        isect_starts, n_intersections: [S + 1] int32, first intersection of each span, and M; M.
+        rows, first_tile_rows: [nnz] int32, each Gaussian's row and first tile row, in depth order.
+        span_starts: [nnz + 1] int32, first span of each Gaussian, then the number of spans S.
+        positions: [S] int32, position of each span's Gaussian in depth order.
+        first_columns: [S] int32, first tile column of each span. If columns wrap, columns past the last one continue
+            with the first.
+        isect_starts: [S + 1] int32, first intersection of each span, then M.
+        n_intersections: M.
     """
 
     rows: Tensor
@@ -313,12 +326,12 @@ class Spans(NamedTuple):
 
 
 class GaussianMajor(NamedTuple):
-    """The intersections ordered by Gaussian, then span; sums over a Gaussian's tiles follow this order.
+    """Intersections ordered by Gaussian, then span. Sums over a Gaussian's tiles follow this order.
 
     Attributes:
-        indices: [M] int32, index of each intersection in this order, which is that before the sort by tile.
-        isect_starts, span_starts, rows: As of :class:`Spans`; rows are a permutation.
-        positions: As of :class:`Spans`; None in ``meta``.
+        indices: [M] int32, index of each intersection in this order, the order before the sort by tile.
+        isect_starts, span_starts, rows: As in :class:`Spans`; rows are a permutation.
+        positions: As in :class:`Spans`; None in ``meta``.
     """
 
     indices: Tensor
@@ -329,16 +342,19 @@ class GaussianMajor(NamedTuple):
 
 
 class Intersections(NamedTuple):
-    """Intersections of projected Gaussians with the tiles of a band, tile by tile and front to back.
+    """Intersections of projected Gaussians with the tiles of a band, tile by tile, front to back.
 
     Attributes:
         first_tile: Flat index of the band's first tile.
-        isect_offsets: [tiles of the band + 1] int32, first intersection of each tile, and M.
+        isect_offsets: [tiles of the band + 1] int32, first intersection of each tile, then M.
         flatten_ids: [M] int32, row of each intersection.
-        gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
-        keys, key_bias: [M] flat tile of each intersection minus ``key_bias``, for int16 keys; None if unknown.
-        capacities, needed: If M is a capacity, those of all lists, and [6] int64, the sizes that lists need, and 1 if
-            any exceeds its capacity. Then lists are empty. Elements beyond the last intersection are in no tile.
+        gaussian_major: The intersections ordered by Gaussian; None if unknown (the backward pass then computes it).
+        keys, key_bias: [M] flat tile of each intersection minus ``key_bias``, which lets keys be int16; None if
+            unknown.
+        capacities: The capacities of all lists, if M is a capacity; or None.
+        needed: [6] int64, the sizes that lists need, in the order of :class:`~tsplat.config.Capacities`, then 1 if any
+            exceeds its capacity: all lists are then empty. None without capacities. Elements past the last intersection
+            belong to no tile.
     """
 
     first_tile: int
@@ -351,7 +367,7 @@ class Intersections(NamedTuple):
     needed: Tensor | None = None
 
     def tile_keys(self) -> Tensor:
-        """Returns ``keys``, computed with ``key_bias`` if unknown. [M]"""
+        """Returns ``keys`` [M]; computes them if unknown."""
         if self.keys is not None:
             return self.keys
         index = torch.arange(self.flatten_ids.numel(), device=self.flatten_ids.device)
@@ -360,21 +376,21 @@ class Intersections(NamedTuple):
 
 
 OVERFLOW = len(Capacities._fields)
-"""The index in ``needed`` (see :class:`Intersections`), after those of sizes, that is 1 if any did not fit."""
+"""Index of the overflow flag in ``needed``, see :class:`Intersections`."""
 
 N_NEEDED = OVERFLOW + 1
-"""The number of elements of ``needed``."""
+"""Number of elements of ``needed``."""
 
 
 class Limit(NamedTuple):
-    """A capacity of lists, and where the device notes what they need.
+    """A capacity of a list, and the tensor in which the device records the required size.
 
     Attributes:
-        needed: See :class:`Intersections`; None if there is no limit. Zeros at first. ``needed[element]`` is raised to
-            what the lists need, if that is more: a call may composite twice, with parts of different sizes.
-        element: An index, see :class:`~tsplat.config.Size`.
+        needed: See :class:`Intersections`; None without a limit. ``needed[element]`` becomes the maximum of itself and
+            the required size, as a call may composite twice, with parts of different sizes.
+        element: Index into ``needed``, see :class:`~tsplat.config.Size`.
         capacity: The largest total that fits.
-        per_unit: How much of the total counts as one in ``needed``, rounded up.
+        per_unit: The total is divided by this, rounded up, before it is recorded.
     """
 
     needed: Tensor | None
@@ -387,21 +403,27 @@ NO_LIMIT = Limit(None)
 
 
 class PartLists(NamedTuple):
-    """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
+    """The lists of parts: which rows to composite in each part of the band's tiles.
+
+    A tile is composited in one or more parts. List ``part * tiles + tile`` belongs to one part of one tile.
 
     Attributes:
-        n_entries, ids: At least the number of entries; [n_entries] int32, the row of each, None in the backward pass.
-        offsets: [parts * tiles + 1] int32, first entry of each list, and their number.
-        bitmasks, bit_counts: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts
-            words], the number of set bits up to the end of each word. None if a tile is one part.
+        n_entries: An upper bound of the number of entries of all lists.
+        ids: [n_entries] int32, row of each entry; None in the backward pass.
+        offsets: [parts * tiles + 1] int32, first entry of each list, then the number of entries.
+        bitmasks: [parts, words] int32, one bit per intersection: whether it reaches the part. None if a tile is one
+            part.
+        bit_counts: [parts words], number of set bits up to the end of each word. None if a tile is one part.
         walk_ends: [parts * tiles] int32, one past the last entry of each list that a pixel passed; None if unknown.
-        n_walked: [] int64, the number of entries before ``walk_ends``; None if unknown.
-        chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None if no list is cut.
+        n_walked: [] int64, number of entries before ``walk_ends``; None if unknown.
+        chunk_starts: [parts * tiles + 1] int32, first chunk of each list, then the number of chunks; None if no list is
+            cut.
         chunk_lists: [chunks] int32, the list of each chunk.
-        chunk_transmittances: [chunks, pixels of a part], T behind each chunk, negative where pixels have stopped.
-        chunk_colors: [chunks, D, pixels of a part], what each chunk adds, with channels as in ``RenderBuffers``.
-        records, large: [nnz, width], and [nnz] bool, see ``pack_records``; None for the backward pass to pack them.
-        launch_order: [parts * tiles] int64, in which programs take the lists; None if it does not matter.
+        chunk_transmittances: [chunks, pixels of a part], T behind each chunk, negative where a pixel has stopped.
+        chunk_colors: [chunks, D, pixels of a part], the contribution of each chunk, with the channels of
+            ``RenderBuffers``.
+        records, large: [nnz, width], and [nnz] bool, see ``pack_records``; None if the backward pass packs them again.
+        launch_order: [parts * tiles] int64, the order in which programs take the lists; None for ascending order.
     """
 
     n_entries: int
@@ -425,12 +447,15 @@ class PartLists(NamedTuple):
 
 
 class Splats(NamedTuple):
-    """Projected Gaussians as compositing reads them.
+    """The inputs of compositing, one row per projected Gaussian.
 
     Attributes:
-        means2d, shapes, opacities: [nnz, 2] pixels; see :class:`ProjectedGaussians`; [nnz].
-        colors, depths: [nnz, D] of any float dtype, and [nnz], blended as one more channel; or None.
-        color_ids: [nnz] int64, row of each Gaussian in colors, which are [G, D] then; or None.
+        means2d: [nnz, 2] pixels.
+        shapes: See :class:`ProjectedGaussians`.
+        opacities: [nnz].
+        colors: [nnz, D] of any float dtype, or [G, D] with ``color_ids``; or None.
+        depths: [nnz], blended as one more channel; or None.
+        color_ids: [nnz] int64, index of each row's color; None for the identity.
     """
 
     means2d: Tensor
@@ -442,13 +467,13 @@ class Splats(NamedTuple):
 
     @classmethod
     def of(cls, projected: ProjectedGaussians, features: Features, *, with_depths: bool) -> "Splats":
-        """Projected Gaussians with their features, and depths if they are rendered."""
+        """Makes splats from projected Gaussians and features, with depths if these are rendered."""
         assert projected.opacities is not None
         depths = projected.depths if with_depths else None
         return cls(projected.means2d, projected.shapes, projected.opacities, features.values, depths, features.ids)
 
     def gather_colors(self) -> "Splats":
-        """Returns splats whose ``colors`` are gathered, [nnz, D], without ``color_ids``."""
+        """Replaces ``colors`` [G, D] and ``color_ids`` by gathered colors [nnz, D]."""
         ids = self.color_ids
         return self if ids is None or self.colors is None else self._replace(colors=self.colors[ids], color_ids=None)
 
@@ -462,13 +487,13 @@ class Splats(NamedTuple):
 
 
 class Rays(NamedTuple):
-    """Rays of pixels, in the world frame. A pixel whose direction is zero has no ray and shows the background.
+    """Rays of pixels in the world frame. A pixel whose direction is zero has no ray and shows the background.
 
     Attributes:
-        per_pixel: [I, 6, H, W], origins and unit directions, or [I, 3, H, W], directions. Of footprint "shifted":
-            directions (x, y, 1), from 0.
-        origins: [I, 3], that of all rays of an image; None if each pixel has its own.
-        v_per_pixel: [I, 6, H, W], gradients, output of the backward pass; None if not needed.
+        per_pixel: [I, 6, H, W] origins and unit directions, or [I, 3, H, W] directions. For the footprint
+            ``"shifted"``: directions (x, y, 1), from the origin.
+        origins: [I, 3] the common origin of an image's rays; None if ``per_pixel`` holds origins.
+        v_per_pixel: [I, 6, H, W] gradients, written by the backward pass; None if not needed.
     """
 
     per_pixel: Tensor
@@ -477,13 +502,14 @@ class Rays(NamedTuple):
 
 
 class RenderBuffers(NamedTuple):
-    """Output of compositing, written tile by tile.
+    """The outputs of compositing, written tile by tile.
 
     Attributes:
-        colors: [I, H, W, D], with depth as the last channel if there is depth, and distortion after it.
-        transmittances: [I, H, W], remaining behind the last Gaussian.
-        last_ids: [I, H, W] int32, one past the last entry of its list that a pixel passed; None without a gradient.
-        median_rows, alphas: [I, H, W] int32, last row in front of which T > 1/2, or -1; [I, H, W, 1] 1 - T; or None.
+        colors: [I, H, W, D], with depth as the last channel if it is rendered, then distortion if it is rendered.
+        transmittances: [I, H, W], T behind the last Gaussian.
+        last_ids: [I, H, W] int32, one past the last list entry that the pixel passed; None without gradients.
+        median_rows: [I, H, W] int32, the last row with T > 1/2 in front of it, or -1; or None.
+        alphas: [I, H, W, 1], 1 - T; or None.
     """
 
     colors: Tensor
@@ -494,8 +520,12 @@ class RenderBuffers(NamedTuple):
 
 
 class SplatGradients(NamedTuple):
-    """Gradients of :class:`Splats`; ``absgrad`` [nnz, 2] is of means2d, or None. ``sums`` [nnz, columns] is what bands
-    add to; None if there are no more bands."""
+    """Gradients of :class:`Splats`.
+
+    Attributes:
+        absgrad: [nnz, 2] sums of absolute gradients of means2d; or None.
+        sums: [nnz, columns] accumulators of several bands; None after the last band.
+    """
 
     v_means2d: Tensor
     v_shapes: Tensor
@@ -506,7 +536,7 @@ class SplatGradients(NamedTuple):
 
 
 def sum_by_id(values: Tensor, ids: Tensor, n: int, *, unique: bool = False) -> Tensor:
-    """Sums the rows of values [R, ...] that share an id, in a fixed order; none do if ids are unique. [n, ...]"""
+    """Sums the rows of values [R, ...] with the same id, in a fixed order. Returns [n, ...]."""
     if unique:
         return values.new_zeros(n, *values.shape[1:]).index_copy_(0, ids, values)
     ids, order = ids.sort(stable=True)

@@ -1,4 +1,4 @@
-"""Typed errors. Each message names the argument, says what was expected and what was found, and suggests a fix."""
+"""Typed errors. A message names the argument, the expected and the actual value, and suggests a fix."""
 
 
 class ArgumentError(ValueError):
@@ -49,12 +49,12 @@ class BackendError(RuntimeError):
 
 
 class MemoryBudgetError(RuntimeError):
-    """The images, or the intersections of even a single row of tiles, exceed the memory that is free or allowed."""
+    """The images, or the intersections of a single row of tiles, do not fit into the free or allowed memory."""
 
 
 class CapacityError(RuntimeError):
-    """A call with a ``capacity`` needed more intersections, so that its image shows the background only."""
+    """A call needed more intersections than its ``capacity``. Its image shows the background only."""
 
 
 class PeerError(RuntimeError):
-    """Another rank rejected its arguments, exceeded its budget or ended, so this rank's call cannot continue."""
+    """Another rank rejected its arguments, exceeded its budget or exited, so the call of this rank cannot continue."""

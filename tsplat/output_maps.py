@@ -1,7 +1,8 @@
-"""Outputs: the maps that a call renders, by name, and what a pixel makes of its Gaussians for each.
+"""Outputs: the maps that a call renders besides colors and alphas, such as normals and distortion.
 
-Colors and alphas are in every call. The others are objects of :class:`Output`, from which settings, stages, operators
-and passes take what they need. "Where new things go" in docs/architecture.md says how to add one.
+Each output is an :class:`Output`, with a name, a number of channels and a rule that says how a pixel is computed.
+Settings, stages, operators and passes loop over the outputs of a call. "Adding an output" in docs/architecture.md says
+how to add one.
 """
 
 from __future__ import annotations
@@ -15,24 +16,21 @@ from torch import Tensor
 
 
 class Rule(enum.Enum):
-    """Says what a pixel makes of its Gaussians, and how the gradient v of the map reaches weights and features.
+    """The formula of a pixel, and how its gradient v reaches weights and features.
 
-    A Gaussian has weight w, features f, and depth z, the last of these. Matrix products compute sums only, walks all.
+    A Gaussian has a weight w = alpha T, features f, and a depth z, the last feature. Compositing by matrix products
+    implements ``SUM`` only, walks implement all rules.
     """
 
-    SUM = "the sum of w f; v becomes w v for f, and v . f for w"
-    FACING = "the sum of w f, where f that point along the ray of the pixel are negated; so are their gradients"
-    HIT = (
-        "the sum of w |t|, distances along the ray to where Gaussians are highest, in place of z; see footprints/ray.py"
-    )
+    SUM = "sum of w f; the gradient is w v for f, and v . f for w"
+    FACING = "sum of w f, with f negated if it points along the ray of the pixel, and its gradient likewise"
+    HIT = "sum of w |t|, with |t| the distance along the ray to the Gaussian's maximum, instead of z; footprints/ray.py"
     PLANE = (
-        "the sum of w z of where the ray meets the plane of the Gaussian, in place of its center's; v becomes w v for "
-        "that z; see footprints/surfel.py"
+        "sum of w z, with z the depth at which the ray meets the plane of the Gaussian; the gradient is w v for this "
+        "z; footprints/surfel.py"
     )
-    DISTORTION = "the sum of w_i w_j |z_i - z_j|, as a channel after the features; see distortion.py"
-    MEDIAN = (
-        "z, of the center or as with PLANE, of the last Gaussian with T > 1/2 in front of it; v becomes v for that z"
-    )
+    DISTORTION = "sum of w_i w_j |z_i - z_j|, as a channel after the features; distortion.py"
+    MEDIAN = "z, as with SUM or PLANE, of the last Gaussian with T > 1/2 in front of it; the gradient is v for this z"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +38,14 @@ class Output:
     """A map of a call, besides colors and alphas.
 
     Attributes:
-        name: Its name among the maps.
-        rule: What a pixel makes of its Gaussians.
-        channels: The number of its channels.
+        name: The name of the map.
+        rule: How a pixel is computed.
+        channels: The number of channels.
         features: Returns the features [nnz, channels] of ``ProjectedGaussians``, which are composited before the
-            colors; None if the output takes depths, the last features.
-        meta: Its name in the ``meta`` of the rendering function; empty if that returns it otherwise.
-        argument: The argument of :func:`tsplat.rasterization` that asks for it, or empty.
-        needs: The argument that must be true for that, or empty.
+            colors; None if the output is computed from depths, the last feature.
+        meta: The key of the map in ``meta``; empty if it is not in ``meta``.
+        argument: The argument of :func:`tsplat.rasterization` that requests the output, or empty.
+        needs: Another argument that must then be true, or empty.
     """
 
     name: str
@@ -69,24 +67,24 @@ RAY_NORMALS = Output(
 )  # fmt: skip
 DEPTHS = Output("depths", Rule.SUM)
 HITS = Output("hits", Rule.HIT, argument="render_mode", needs="with_eval3d")
-"""Distances along rays. These, or depths, are the last channel of colors, which ``render_mode`` asks for."""
+"""Distances along rays. ``render_mode`` selects either these or depths as the last channel of colors."""
 
 SURFEL_NORMALS = Output("normals", Rule.SUM, 3, _normals)
 DISTORTIONS = Output("distortions", Rule.DISTORTION, meta="render_distort")
 MEDIANS = Output("medians", Rule.MEDIAN)
 PLANE_DEPTHS = Output("depths", Rule.PLANE, argument="depth_mode")
-"""Depths of planes, in place of :data:`DEPTHS`. Distortion and median are then of these, too."""
+"""Depths at which rays meet the planes of surfels, in place of :data:`DEPTHS`; also used by distortion and median."""
 OF_SURFELS = (SURFEL_NORMALS, DISTORTIONS, MEDIANS)
 """Outputs that :func:`tsplat.rasterization_2dgs` renders in every call, with depths."""
 
 ON_REQUEST = (RAY_NORMALS,)
-"""Outputs that arguments of :func:`tsplat.rasterization` ask for."""
+"""Outputs that :func:`tsplat.rasterization` renders if an argument requests them."""
 
 EXTRA_SIGNALS = Output("extra_signals", Rule.SUM, 0, meta="render_extra_signals", argument="extra_signals")
-"""Channels between colors and depth, as many as the caller passes."""
+"""Channels between colors and depth. The caller chooses their number."""
 
 IN_META = tuple(o for o in (EXTRA_SIGNALS, *ON_REQUEST, *OF_SURFELS) if o.meta)
-"""Outputs that ``meta`` has."""
+"""Outputs with a key in ``meta``."""
 
 
 def leading_channels(outputs: Iterable[Output]) -> int:
@@ -95,8 +93,10 @@ def leading_channels(outputs: Iterable[Output]) -> int:
 
 
 def split_channels(channels: Tensor, outputs: tuple[Output, ...]) -> dict[str, Tensor]:
-    """Returns maps by name, as views of channels [I, H, W, D]: of outputs before colors; colors, with depths or
-    distances as the last of these; and distortions."""
+    """Splits composited channels [I, H, W, D] into maps by name, as views.
+
+    Channels are ordered: outputs with features, colors (the last one may be depth), distortion.
+    """
     maps, begin, end = dict[str, Tensor](), leading_channels(outputs), channels.shape[-1]
     if any(output.rule is Rule.DISTORTION for output in outputs):
         end -= 1

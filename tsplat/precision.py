@@ -1,10 +1,9 @@
-"""Full precision whatever the state of autocast, in the forward and in the backward pass.
+"""Full precision under autocast, in forward and backward passes.
 
-Autocast computes products of matrices in half precision, also in the backward passes of PyTorch's operations, if these
-run inside of it. Code that is not differentiated only needs autocast off while it runs: :func:`full_precision` or
-:func:`in_full_precision`. Differentiable products are those of this module, or part of a ``torch.autograd.Function``
-that turns autocast off in its backward pass. :func:`fp64` and :func:`identity` do not depend on PyTorch's default dtype
-and device.
+Autocast computes matrix products in half precision, also in backward passes that run inside of it. Code that is not
+differentiated turns autocast off while it runs, by :func:`full_precision` or :func:`in_full_precision`. Differentiable
+code uses the products of this module, or a ``torch.autograd.Function`` that turns autocast off in its backward pass.
+:func:`fp64` and :func:`identity` ignore PyTorch's default dtype and device.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ _nothing = contextlib.nullcontext()
 
 
 def full_precision() -> contextlib.AbstractContextManager[object]:
-    """Returns a context in which autocast is off, for every kind of device."""
+    """Returns a context manager that turns autocast off for all device types."""
     return _without_autocast() if torch._C._is_any_autocast_enabled() else _nothing
 
 
 @contextlib.contextmanager
 def _without_autocast() -> Iterator[None]:
-    kinds = [kind for kind in torch._C._autocast_supported_devices() if torch.is_autocast_enabled(kind)]
+    device_types = [t for t in torch._C._autocast_supported_devices() if torch.is_autocast_enabled(t)]
     with contextlib.ExitStack() as stack:
-        for kind in kinds:
-            stack.enter_context(torch.autocast(kind, enabled=False))
+        for device_type in device_types:
+            stack.enter_context(torch.autocast(device_type, enabled=False))
         yield
 
 
 def in_full_precision(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Calls a function with autocast off. Backward passes of what it computes run in the state of their caller."""
+    """Runs the decorated function with autocast off. Its backward pass runs in the autocast state of its caller."""
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -49,37 +48,37 @@ def in_full_precision(function: Callable[Parameters, Result]) -> Callable[Parame
 
 
 def fp64(values: Any) -> Tensor:
-    """Returns numbers, or nested sequences of numbers, as a tensor in fp64 on the CPU."""
+    """Converts numbers, or nested sequences of numbers, to an fp64 tensor on the CPU."""
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
 def identity(n: int) -> Tensor:
-    """Returns the identity [n, n] in fp64 on the CPU."""
+    """Returns the identity matrix [n, n] in fp64 on the CPU."""
     return torch.eye(n, dtype=torch.float64, device="cpu")
 
 
 def matrix_product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiplies small matrices, elementwise, which autocast leaves alone in every pass. [..., i, j], [..., j, k]"""
+    """Multiplies small matrices [..., i, j] and [..., j, k] by elementwise operations, which autocast leaves alone."""
     return (a[..., :, :, None] * b[..., None, :, :]).sum(-2)
 
 
 def inverse(matrices: Tensor) -> Tensor:
-    """Inverts matrices, without a wait for the device; the result of those that are singular is not defined."""
+    """Inverts matrices without waiting for the device. The result is undefined for singular matrices."""
     inverses: Tensor = torch.linalg.inv_ex(matrices).inverse
     return inverses
 
 
 def differentiable(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Calls a function of tensors with autocast off, also in the backward passes of all orders, which call it again.
+    """Calls a function of tensors with autocast off in the forward pass and in backward passes of any order.
 
-    The function returns one tensor. What it reads besides its arguments has no gradient.
+    Backward passes call the function again. It must return one tensor; only its arguments get gradients.
     """
     result: Tensor = _Call.apply(function, *tensors)  # type: ignore[no-untyped-call]
     return result
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiplies matrices as ``a @ b``, in full precision in all passes."""
+    """Computes ``a @ b`` in full precision in all passes."""
     return differentiable(torch.matmul, a, b)
 
 
@@ -100,7 +99,7 @@ class _Call(torch.autograd.Function):
 
 
 class _Gradients:
-    """The function of arguments, and of gradients of the results, that returns the gradients of some arguments."""
+    """The vector-Jacobian product of a function: maps its arguments and v to the gradients of the arguments."""
 
     def __init__(self, function: Callable[..., Any], needs: tuple[bool, ...]) -> None:
         self._function, self._needs = function, needs

@@ -124,7 +124,7 @@ def test_more_intersections_than_before(replays):
 def test_capacity_that_is_too_small():
     scene = make()
     for _ in range(3):
-        with pytest.raises(CapacityError, match="intersections needed, room for 20"):
+        with pytest.raises(CapacityError, match="at most 20 intersections"):
             rasterization(**scene, capacity=20)
 
 

@@ -139,7 +139,7 @@ def test_other_calls_break_the_graph(options):
 
 def test_lists_without_room_raise():
     run = compiled(loss)
-    with pytest.raises(CapacityError, match="room for 3"):
+    with pytest.raises(CapacityError, match="at most 3 intersections"):
         run(make(), capacity=3)
 
 

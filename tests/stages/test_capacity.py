@@ -68,7 +68,9 @@ def test_lists_that_fit_give_the_same_bits_and_others_an_error(backend, structur
         assert all(torch.equal(meta[name], meta_found[name]) for name in OF_LISTS)
         assert not meta_found["overflow"]
     for size in {1, least - 1} - {0, least}:
-        with pytest.raises(CapacityError, match=rf"capacity: at least [\d,]+ intersections needed, room for {size:,}"):
+        with pytest.raises(
+            CapacityError, match=rf"capacity: expected at most {size:,} intersections, found at least [\d,]+"
+        ):
             run(scene, capacity=size, **options)
 
 
@@ -178,7 +180,7 @@ def test_a_replayed_call_whose_lists_do_not_fit_is_an_error(packed):
             tsplat.rasterization(**scene, capacity=size)
         larger = scene | {"scales": 8 * scene["scales"]}
         for _ in range(2):
-            with pytest.raises(CapacityError, match=rf"room for {size:,}"):
+            with pytest.raises(CapacityError, match=rf"at most {size:,} intersections"):
                 tsplat.rasterization(**larger, capacity=size)
         _, alphas, meta = tsplat.rasterization(**scene, capacity=size)
     assert not meta["overflow"]
@@ -442,7 +444,9 @@ def test_ranks_raise_together():
     )
     had_none, had_room, had_too_little = [0, 0, 0, 0], [0, 50, 60, 0], [1, 9, 4, 1]
     peers = Peers(1, [had_none, had_room])
-    with pytest.raises(CapacityError, match=r"^capacity: rank 1: at least 101 .* room for 100, .* capacity=101\. All"):
+    with pytest.raises(
+        CapacityError, match=r"^capacity: rank 1: expected at most 100 .* at least 101, .* capacity=101\. All"
+    ):
         capacity.check_capacity(lists, 100, grid, peers)
     assert peers.sent == [1, 101, 100, 0]
     for requested in (None, 5):  # without a capacity, and with several bands

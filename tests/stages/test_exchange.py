@@ -75,7 +75,9 @@ def test_four_ranks(reports, job):
 
 def test_missing_process_group_raises():
     scene = scenes.make(scenes.Structure(), torch.float32)
-    with pytest.raises(tsplat.ArgumentError, match=r"distributed: there is no process group; start .* with torchrun"):
+    with pytest.raises(
+        tsplat.ArgumentError, match=r"distributed: no process group is initialized; start .* with torchrun"
+    ):
         tsplat.rasterization(**scene, distributed=True)
     with pytest.raises(tsplat.ArgumentError, match="group: passed, but distributed is False"):
         tsplat.rasterization(**scene, group=object())

@@ -258,7 +258,7 @@ def test_a_lidar_is_a_camera_of_angles():
     scene = make(1, offsets=0.0)
     _, _, meta = tsplat.rasterization(**scene, packed=False)
     layout = LidarLayout.of(scene["lidar_coeffs"])
-    settings = layout.seen_by(CameraSettings(1, 1))
+    settings = layout.panorama_settings(CameraSettings(1, 1))
     points = scene["means"] @ scene["viewmats"][0, :3, :3].T + scene["viewmats"][0, :3, 3]
     seen = (meta["radii"][0] > 0).all(-1)
     azimuths, elevations = (

@@ -489,7 +489,7 @@ MUTANTS = [
     *_in("stages/lidars.py", ("tests/stages/test_lidars.py",),
         ("= azimuths + offsets[:, None]", "= azimuths - offsets[:, None]", "sign of azimuth offsets"),
         ("searchsorted(row_v, low[1]", "searchsorted(row_v, means[:, 1]", "first rows of bounds"),
-        ("goes_around = width >= width_max", "goes_around = gap < 1.5 * pitch", "rows of a sector that go around"),
+        ("wraps_around = width >= width_max", "wraps_around = gap < 1.5 * pitch", "rows of a sector that go around"),
     ),
     *_in("runtime/autograd.py", RAYS,
         ("return sum_by_id(v,", "return 2 * sum_by_id(v,", "gradients of shapes doubled"),

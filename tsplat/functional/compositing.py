@@ -15,7 +15,7 @@ from ..arguments import (
     check_rolling_shutter,
     check_tensor,
     compute_dtype,
-    standing_for,
+    converted_from,
 )
 from ..config import (
     Backend,
@@ -120,7 +120,7 @@ def rasterize_to_pixels(
     rays = None if subpixel_offset is None else lists.positions(subpixel_offset, dtype)
     footprint = "ellipse" if rays is None else "shifted"
     settings = lists.settings(check_numerics(numerics), backend, absgrad=absgrad, footprint=footprint)
-    centers = standing_for(means2d.to(dtype), means2d)
+    centers = converted_from(means2d.to(dtype), means2d)
     return lists.composite(centers, conics.to(dtype).reshape(-1, 3), colors, opacities, backgrounds, settings, rays)
 
 
@@ -215,7 +215,7 @@ def rasterize_to_pixels_2dgs(
     preset = check_numerics(numerics)
     settings = lists.settings(preset, backend, absgrad=absgrad, footprint="surfel", outputs=OF_SURFELS)
     features = torch.cat([normals.to(dtype), colors.to(dtype)], -1).reshape(-1, n_colors + 3)
-    centers = standing_for(means2d.to(dtype), means2d)
+    centers = converted_from(means2d.to(dtype), means2d)
     flat = Splats(centers, transforms, opacities.to(dtype).reshape(-1), features[:, :-1], features[:, -1])
     backgrounds = None if backgrounds is None else backgrounds.to(dtype).reshape(-1, n_colors)
     maps = composite_surfels(flat, backgrounds, *arranged, settings)

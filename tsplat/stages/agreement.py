@@ -1,4 +1,4 @@
-"""Agreement between the ranks of a distributed call: every rank checks its arguments, then all raise or none does."""
+"""Agreement between the ranks of a distributed call: all ranks raise an error, or none does."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 DESCRIPTION_BYTES = 4096
-"""Size of the description of its call that a rank sends before anything depends on it."""
+"""Size of the message in which a rank describes its call. It is fixed, as ranks know nothing about each other yet."""
 
 MESSAGE_LENGTH_MAX = 1200
-"""Length of an error message in a description, in characters."""
+"""Maximum length of an error in a description, in characters."""
 
 
 class RankNumbers(NamedTuple):
-    """Numbers of a rank's call, which all ranks learn and which may differ between them."""
+    """Properties of a rank's call that may differ between ranks."""
 
     n_gaussians: int = 0
     n_cameras: int = 0
@@ -43,7 +43,7 @@ NUMBERS_FORMAT = f"{len(RankNumbers._fields)}q"
 
 @dataclasses.dataclass
 class CallDescription:
-    """Describes a rank's call to other ranks: settings, which must be equal on all, and numbers."""
+    """Describes a rank's call to the other ranks: settings, which must be equal, and numbers, which may differ."""
 
     settings: dict[str, Any]
     numbers: RankNumbers = dataclasses.field(default_factory=RankNumbers)
@@ -57,10 +57,10 @@ class CallDescription:
         dtype: torch.dtype,
         has_capacity: bool,
     ) -> None:
-        """Adds what ranks need to know of tensors whose shapes were checked.
+        """Adds the dtypes, shapes and sizes of tensors that were checked.
 
         Args:
-            signals: Colors and extra_signals [N, ...] by name, or None.
+            signals: Colors, shN and extra_signals [N, ...] by name, or None.
             dtype: The compute dtype.
         """
         self.settings |= {
@@ -81,10 +81,10 @@ class CallDescription:
 
 
 class Ranks(RankGroup):
-    """The ranks that render together, and their numbers, as :func:`checks_on_all_ranks` fills them in.
+    """The ranks that render together. :func:`checks_on_all_ranks` fills in the attributes.
 
     Attributes:
-        n_gaussians, n_cameras: Of each rank.
+        n_gaussians, n_cameras: The number of Gaussians and cameras of each rank.
         any_requires_grad, any_cameras_require_grad: Whether any rank needs gradients, or gradients of cameras.
         any_capacity: Whether any rank has a capacity.
     """
@@ -97,9 +97,9 @@ class Ranks(RankGroup):
         self.any_cameras_require_grad = False
         self.any_capacity = False
         self._device_types = sorted(device.type for device in group._device_types)
-        # Of the same type on every rank, wherever its tensors are.
+        # All ranks must use the same device type, also if their tensors are on different ones.
         self._description_device = torch.device("cpu" if "cpu" in self._device_types else self._device_types[0])
-        # Means were not checked, but their GPU is this rank's: the current one may be that of another rank.
+        # Use the GPU of the means, even if these are not checked yet: the current GPU may be that of another rank.
         if isinstance(means, Tensor) and means.device.type == self._description_device.type:
             self._description_device = means.device
 
@@ -114,7 +114,7 @@ class Ranks(RankGroup):
     def exchange_descriptions(
         self, numbers: RankNumbers, settings: dict[str, str]
     ) -> tuple[list[RankNumbers], list[dict[str, str]]]:
-        """Gathers numbers and settings from every rank; equal settings are one object."""
+        """Gathers numbers and settings from all ranks. Equal settings are returned as the same object."""
         n = struct.calcsize(NUMBERS_FORMAT)
         content = bytearray(struct.pack(NUMBERS_FORMAT, *numbers))
         content += json.dumps(settings).encode().ljust(DESCRIPTION_BYTES - n)
@@ -126,7 +126,12 @@ class Ranks(RankGroup):
         return all_numbers, [decoded[description[n:]] for description in received]
 
     def agree(self, numbers: list[RankNumbers], settings: list[dict[str, str]]) -> None:
-        """Takes over the numbers of all ranks, whose settings must be equal; raises what a rank sent instead."""
+        """Stores the numbers of all ranks.
+
+        Raises:
+            PeerError: A rank sent an error instead of its settings.
+            DisagreementError: The settings differ.
+        """
         _raise_peer_errors(settings)
         differences = []
         for name in settings[0] if any(one is not settings[0] for one in settings) else ():
@@ -140,12 +145,12 @@ class Ranks(RankGroup):
                 )
                 differences.append(f"{name}: {found}")
         if differences:
-            raise DisagreementError(f"{'; '.join(differences)}; ranks that render together need the same settings")
+            raise DisagreementError(f"{'; '.join(differences)}; pass the same settings on all ranks")
         self.n_gaussians, self.n_cameras, *flags = (list(column) for column in zip(*numbers))
         self.any_requires_grad, self.any_cameras_require_grad, self.any_capacity = map(any, flags)
 
     def share_error(self, error: Exception | None) -> None:
-        """Shares an error of this rank, or that it has none. Raises PeerError if only other ranks have one."""
+        """Tells the other ranks whether this rank failed. Raises PeerError if only other ranks did."""
         own = {}
         if error is not None:
             text = f"{type(error).__name__}: {error}"[:MESSAGE_LENGTH_MAX]
@@ -160,14 +165,14 @@ class Ranks(RankGroup):
             _raise_peer_errors(received)
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
-        """Gathers integers from every rank, as many from each."""
+        """Gathers a list of integers from each rank. All lists have the same length."""
         gathered: list[list[int]] = self.all_gather_stacked(
             torch.tensor(numbers, device=self._description_device)
         ).tolist()
         return gathered
 
     def exchange_counts(self, counts: list[int]) -> list[int]:
-        """Tells each rank how many rows it will receive. Returns how many come from each."""
+        """Sends the number of rows for each rank to that rank. Returns the number of rows to receive from each."""
         sent = torch.tensor(counts, device=self._description_device)
         ones = [1] * self.world_size
         received: list[int] = self.all_to_all(sent, ones, ones).tolist()
@@ -175,19 +180,19 @@ class Ranks(RankGroup):
 
 
 def _raise_peer_errors(received: list[dict[str, str]]) -> None:
-    """Raises PeerError if any rank sent an error in place of its settings."""
+    """Raises PeerError if any rank sent an error instead of its settings."""
     errors = [f"rank {rank} stopped with {sent['error']}" for rank, sent in enumerate(received) if "error" in sent]
     if errors:
         raise PeerError("; ".join(errors))
 
 
 def join_ranks(group: ProcessGroup | None, means: object) -> Ranks | None:
-    """Returns the ranks of a process group, by default of all processes; None for a single one. See :class:`Ranks`."""
+    """Returns the ranks of a process group (default: of all processes), or None if it has a single rank."""
     if not dist.is_available():
         raise ArgumentError("distributed: this PyTorch was built without torch.distributed; pass distributed=False")
     if not dist.is_initialized():
         raise ArgumentError(
-            "distributed: there is no process group; start the ranks with torchrun and call "
+            "distributed: no process group is initialized; start the ranks with torchrun and call "
             "torch.distributed.init_process_group() in each, or pass distributed=False"
         )
     if group is None:
@@ -200,21 +205,21 @@ def join_ranks(group: ProcessGroup | None, means: object) -> Ranks | None:
 
 
 def check_distributed(batch: torch.Size, per_camera: Sequence[str]) -> None:
-    """Raises for what is not implemented with ``distributed=True``, as are some arguments that are per camera."""
+    """Raises if a distributed call has batch dimensions, or signals per camera, whose names are `per_camera`."""
     if batch:
         raise UnsupportedError(
-            f"distributed: leading batch dimensions, here {list(batch)}, are not implemented with it; pass means [N, 3]"
+            f"distributed: leading batch dimensions, here {list(batch)}, are not implemented; pass means [N, 3]"
         )
     for name in per_camera:
-        raise UnsupportedError(f"distributed: {name} per camera are not implemented with it; pass {name} [N, ...]")
+        raise UnsupportedError(f"distributed: {name} per camera are not implemented; pass {name} [N, ...]")
 
 
 @contextlib.contextmanager
 def checks_on_all_ranks(ranks: Ranks, settings: dict[str, Any]) -> Iterator[CallDescription]:
-    """Runs argument checks so that they end alike on every rank.
+    """Runs the argument checks of all ranks, so that all ranks raise if any check fails.
 
     Yields the description of the call, to which the caller adds tensors by :meth:`CallDescription.add_tensors`. Raises
-    DisagreementError on every rank if settings differ, and PeerError if the checks of another rank raised.
+    DisagreementError on all ranks if settings differ, and PeerError if the checks of another rank raised.
     """
     description = CallDescription(dict(settings))
     try:
@@ -227,10 +232,10 @@ def checks_on_all_ranks(ranks: Ranks, settings: dict[str, Any]) -> Iterator[Call
 
 
 def _encode(value: object) -> str:
-    """Encodes equal numbers alike: 1 and 1.0 are the same setting."""
+    """Encodes a setting as text, with equal numbers alike: 1.0 as 1."""
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)[:60]
 
 
 def _require_grad(*tensors: Tensor | None) -> bool:
-    """Returns whether any tensor requires a gradient, in grad mode."""
+    """Returns whether grad mode is on and any tensor requires a gradient."""
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

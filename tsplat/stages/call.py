@@ -1,4 +1,4 @@
-"""A rendering call: its arguments as given, checked and agreed on by all ranks, and what the stages take of them."""
+"""A rendering call: checks the arguments, and holds them and what follows from them for the stages."""
 
 from __future__ import annotations
 
@@ -39,24 +39,26 @@ from .validation import explain_sizes, mark_invalid, raise_if_invalid, warn_if_n
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A call of :func:`tsplat.rasterization` or :func:`tsplat.rasterization_2dgs`. The stages only read it, but for
-    what ``memory_budget`` and sparse gradients note in it.
+    """A call of :func:`tsplat.rasterization` or :func:`tsplat.rasterization_2dgs`.
+
+    Apart from ``bytes_per_intersection`` and ``sparse_gradients``, stages do not change it.
 
     Attributes:
         means, quats, scales, opacities, colors: The Gaussians as given: [..., N, 3], [..., N, 4], [..., N, 3],
-            [..., N], and [..., N, D] or more. A call that renders no colors may have means in their place.
-        shN: Coefficients of degrees above 0 as given, if ``colors`` holds those of degree 0 only; or None.
-        cameras: ``viewmats`` and ``Ks`` as given. Checks add the tensors of ``lens``.
-        lens, covars, backgrounds, extra_signals, rays: As given. Checks expand backgrounds and rays to all images.
-        options: As given; once checked, numbers are ints and floats.
-        ranks: The ranks that render together, or None for a single one.
-        sparse_gradients: What makes the gradients of the Gaussians sparse, or None.
-        settings: What follows from the options.
+            [..., N], and [..., N, D] or more. If no colors are rendered, ``colors`` may be a placeholder.
+        shN: Coefficients of degrees above 0 as given, if ``colors`` holds degree 0 only; or None.
+        cameras: ``viewmats`` and ``Ks`` as given. The check adds the tensors of ``lens``.
+        lens, covars, backgrounds, extra_signals, rays: As given. The check expands backgrounds and rays to all images.
+        options: As given. The check converts numbers to ints and floats.
+        ranks: The ranks that render together, or None for a single rank.
+        sparse_gradients: Makes the gradients of the Gaussians sparse; or None.
+        settings: Settings of the stages, derived from the options.
         batch: The batch dimensions as given.
-        n_cameras, n_features: C of this rank, and the number of channels that are rendered.
+        n_cameras: C of this rank.
+        n_features: The number of rendered channels.
         dtype: The compute dtype.
         grid: The tiles of this rank's images.
-        bytes_per_intersection: By number of features, as far as :meth:`memory_budget` was asked.
+        bytes_per_intersection: Cache of :meth:`memory_budget`, by number of features.
     """
 
     means: Tensor
@@ -89,12 +91,12 @@ class Call:
 
     @property
     def lidar(self) -> LidarLayout | None:
-        """The layout of the lidar of a checked call; None for cameras."""
+        """The lidar layout of a checked call; None for cameras."""
         lidar = self.options.lidar_coeffs
         return lidar if isinstance(lidar, LidarLayout) else None
 
     def signals(self) -> dict[str, tuple[Tensor, int | None]]:
-        """Returns colors and extra signals, as far as there are any, with their degrees of spherical harmonics."""
+        """Returns the given ones of colors, shN and extra_signals by name, with their spherical harmonics degrees."""
         o, signals = self.options, {}
         if self.colors is not None:
             signals["colors"] = self.colors, o.sh_degree
@@ -105,18 +107,18 @@ class Call:
         return signals
 
     def all_colors(self) -> Tensor:
-        """Returns the colors, or all coefficients of spherical harmonics."""
+        """Returns the colors, or the spherical harmonics coefficients of all degrees."""
         assert self.colors is not None
         return self.colors if self.shN is None else torch.cat([self.colors, self.shN], -2)
 
     def gaussians(self) -> Gaussians3D:
-        """Returns the Gaussians, with covariances as upper triangles, which take precedence over quats and scales."""
+        """Returns the Gaussians. Covariances, as upper triangles, take precedence over quats and scales."""
         means, quats, scales, covars = self.means, self.quats, self.scales, self.covars
         if self.sparse_gradients is not None:
             means, quats, scales, covars = map(self.sparse_gradients.attach, (means, quats, scales, covars))  # type: ignore[assignment]
         if covars is None:
             return Gaussians3D(means, quats, scales, None, self.opacities)
-        # By slices: a GPU waits for the copy of a list of indices.
+        # Slices instead of a list of indices, which would be copied to the GPU synchronously.
         upper = torch.cat([covars[..., i, i:] for i in range(3)], -1)
         return Gaussians3D(means, None, None, upper, self.opacities)
 
@@ -128,7 +130,8 @@ class Call:
         """Converts Gaussians to the compute dtype, marks invalid ones, and replaces invalid cameras.
 
         Returns:
-            The Gaussians, the cameras, and the camera centers, which may be None without spherical harmonics.
+            The Gaussians, the cameras, and the camera centers. These are None if nothing is checked and there are no
+            spherical harmonics.
         """
         o, gaussians = self.options, in_dtype(gaussians, self.dtype)
         if o.validate == "off" and o.sh_degree is None and o.extra_signals_sh_degree is None:
@@ -137,11 +140,11 @@ class Call:
         return mark_invalid(gaussians, signals, cameras, self.settings.numerics, o.backend, check=o.validate != "off")
 
     def fused_harmonics(self, centers: Tensor | None) -> Harmonics:
-        """Returns the spherical harmonics that projection evaluates in its node: of three channels, the same for all
-        cameras."""
+        """Returns the spherical harmonics to evaluate in the autograd node of the projection, if there are three
+        channels that all cameras share."""
         o, colors = self.options, self.colors
         assert colors is not None
-        # Evaluation in 3D adds to the gradients of means, too: separate, the order of that sum is that of the stages.
+        # Evaluation in 3D adds to v_means, too. A node of its own keeps the order of this sum that of the stages.
         if not o.renders_color or o.sh_degree is None or o.with_eval3d or colors.shape[-1] != 3:
             return NO_HARMONICS
         if is_per_camera(colors, o.sh_degree, len(self.batch)):
@@ -151,7 +154,7 @@ class Call:
         return Harmonics(o.sh_degree, centers.contiguous(), colors.contiguous(), higher)
 
     def memory_budget(self, splats: Splats) -> MemoryBudget:
-        """Returns the budget for the intersections of rows with as many features."""
+        """Returns the memory budget for the intersections of splats."""
         device, n_features = splats.means2d.device, splats.n_features
         needed = self.bytes_per_intersection.get(n_features)
         if needed is None:
@@ -161,18 +164,18 @@ class Call:
         return MemoryBudget(device, self.options.memory_budget, needed)
 
     def explain_memory(self) -> str:
-        """Returns the likely cause of too many intersections."""
+        """Returns the likely cause of too many intersections, for messages."""
         gaussians = in_dtype(self.gaussians(), self.dtype)
         return explain_sizes(gaussians.means, gaussians.scales, gaussians.covars)
 
     def image_backgrounds(self) -> Tensor | None:
-        """Returns the backgrounds [I, D] in the compute dtype, as far as they are rendered."""
+        """Returns the backgrounds [I, D] in the compute dtype; None if no channel with a background is rendered."""
         if self.backgrounds is None or not (self.options.renders_color or self.options.surfels):
             return None
         return flatten_batch(self.backgrounds, len(self.batch), self.dtype).flatten(0, 1)
 
     def find_rays(self, cameras: Cameras) -> Rays | None:
-        """Returns the rays of this rank's pixels, given the cameras of all ranks; None without evaluation in 3D."""
+        """Computes the rays of this rank's pixels from the cameras of all ranks. Returns None unless with_eval3d."""
         if not self.options.with_eval3d:
             return None
         settings, lidar = self.settings.compositing, self.lidar
@@ -184,11 +187,11 @@ class Call:
         return camera_rays(self.select_local(cameras), settings.camera, unit=settings.hits)
 
     def tile_inputs(self, received: ProjectedGaussians, cameras: Cameras) -> tuple[ProjectedGaussians, Tensor | None]:
-        """Returns the rows that lists of tiles are made of, and the period of u of each, None if cameras do not wrap.
+        """Returns the rows to intersect with tiles, and the period of u of each row; None if columns do not wrap.
 
         Args:
-            received: The rows that this rank composites. Those of a lidar are replaced by boxes of its image.
-            cameras: Those of all ranks.
+            received: The rows that this rank composites. For a lidar, they are replaced by boxes in its range image.
+            cameras: The cameras of all ranks.
         """
         local = self.select_local(cameras)
         if self.lidar is not None:
@@ -196,7 +199,7 @@ class Call:
         return received, u_periods(received, local, self.options.camera_model)
 
     def select_local(self, cameras: Cameras) -> Cameras:
-        """Returns this rank's cameras among those of all ranks."""
+        """Selects this rank's cameras from the cameras of all ranks."""
         if self.ranks is None:
             return cameras
         first = sum(self.ranks.n_cameras[: self.ranks.rank])
@@ -205,7 +208,7 @@ class Call:
         return local
 
     def split(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Separates rendered channels: colors, with depth as the last channel, and extra signals."""
+        """Splits rendered channels into colors, with depth as the last channel if rendered, and extra signals."""
         assert self.extra_signals is not None
         end = images.shape[-1] - int(self.options.renders_depth)
         begin = end - self.extra_signals.shape[-1]
@@ -216,24 +219,24 @@ ARGUMENTS = (
     "means", "quats", "scales", "opacities", "colors", "shN", "cameras", "lens", "covars", "backgrounds",
     "extra_signals", "rays",
 )  # fmt: skip
-"""Attributes of a call that hold arguments of the caller."""
+"""Attributes of a call that are arguments of the caller."""
 _arguments_of = operator.attrgetter(*ARGUMENTS)
 
 DERIVED = ("options", *(field.name for field in dataclasses.fields(Call) if not field.init))
-"""Attributes that follow from the options, and from the shapes, dtypes and devices of tensors."""
+"""Attributes derived from the options and the shapes, dtypes and devices of tensors."""
 
 _checked: dict[Any, dict[str, Any]] = {}
-"""``DERIVED`` of earlier calls, by all that it depends on."""
+"""Cache: cache key of a call -> the values of ``DERIVED``."""
 
 CHECKED_MAX = 256
 
 
 def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
-    """Checks a call on all ranks.
+    """Checks the arguments of a rendering function on all ranks, and returns them as a :class:`Call`.
 
     Args:
         arguments: All arguments of the rendering function, by name.
-        surfels: Whether they are those of :func:`tsplat.rasterization_2dgs`.
+        surfels: Whether the function is :func:`tsplat.rasterization_2dgs`.
 
     Raises:
         As :func:`tsplat.rasterization`.
@@ -266,7 +269,7 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
         with checks_on_all_ranks(ranks, options.shared()) as description:
             _check_or_look_up(call)
             _check_values(call)
-            launchers(call.means.device, call.options.backend)  # raises where the backend cannot run
+            launchers(call.means.device, call.options.backend)  # raises if the backend cannot run
             ranks.check_device(call.means)
             signals = {"colors": call.colors, "shN": call.shN, "extra_signals": call.extra_signals}
             sizes = call.n_cameras, call.dtype, options.capacity is not None
@@ -277,10 +280,10 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
 
 
 def _check_or_look_up(call: Call) -> None:
-    """Checks tensors and options. Calls that differ from an earlier one in values only are looked up.
+    """Checks tensors and options, and sets the attributes ``DERIVED``.
 
-    Afterwards, the call has the attributes ``DERIVED``, and its tensors are plain. Colors that were None have
-    placeholders, and cameras have the tensors of lenses. A call whose tensors this replaces is not looked up.
+    A call with the cache key of an earlier one takes ``DERIVED`` from the cache. Otherwise, the checks may replace
+    tensors: by plain ones, placeholders of colors, or cameras with lenses. Such a call is not cached.
     """
     options = call.options
     types, tensors = tuple(map(type, options)), flatten(_arguments_of(call))
@@ -288,7 +291,7 @@ def _check_or_look_up(call: Call) -> None:
     key = (options, types, type(call.cameras), torch.is_grad_enabled(), *tensor_keys)
     is_cacheable = None not in tensor_keys and IMMUTABLE_TYPES.issuperset(types) and forward_ad._current_level < 0
     checked = _checked.get(key) if is_cacheable else None
-    # Without an address, a tensor's memory was freed: checks say so.
+    # A tensor without an address was freed. The checks raise for it.
     if checked is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):
         refuse_transforms()
         vars(call).update(checked)
@@ -360,21 +363,21 @@ def _check_all(call: Call) -> None:
         for name, value, supported in unsupported("distributed", options._asdict()):
             found = f"={value!r}" if isinstance(value, str) else ""
             instead = f"use {supported.values[0]!r}, as {supported.why}"
-            raise UnsupportedError(f"distributed: {name}{found} is not implemented with it; {instead}")
+            raise UnsupportedError(f"distributed: {name}{found} is not implemented; {instead}")
     width = settings.compositing.camera.width
     call.grid = TileGrid.cover(math.prod(batch) * n_cameras, width, options.height, options.tile_size)
     call.bytes_per_intersection = {}
 
 
 def _per_batch(values: Tensor | None, sh_degree: int | None, batch: torch.Size) -> Tensor | None:
-    """Expands coefficients [N, K, D] that all batches share, as in gsplat 1.6, to [*batch, N, K, D]."""
+    """Expands coefficients [N, K, D] to [*batch, N, K, D]. As in gsplat 1.6, all batches may share them."""
     if values is None or sh_degree is None or not batch or values.dim() != 3:
         return values
     return values.expand(*batch, -1, -1, -1)
 
 
 def _placeholder_colors(means: Tensor, options: Options) -> Tensor:
-    """Returns valid colors [..., N, 3] for a call without colors, which renders none."""
+    """Returns placeholder colors [..., N, 3] for a call that passes no colors and renders none."""
     if options.renders_color:
         raise ArgumentError(f"colors: found None, but render_mode is {options.render_mode!r}; pass colors, or use 'D'")
     if options.sh_degree is not None:
@@ -383,7 +386,7 @@ def _placeholder_colors(means: Tensor, options: Options) -> Tensor:
 
 
 def _check_colors(call: Call, batch: torch.Size, n_cameras: int, n_gaussians: int) -> int:
-    """Checks the colors, or their coefficients in one tensor or two, and returns the number of their channels."""
+    """Checks colors, or coefficients in one or two tensors. Returns the number of channels."""
     degree, n_higher = call.options.sh_degree, 0
     if call.shN is not None:
         if degree is None:
@@ -395,7 +398,7 @@ def _check_colors(call: Call, batch: torch.Size, n_cameras: int, n_gaussians: in
 
 
 def _check_extra_signals(call: Call, batch: torch.Size, n_cameras: int, n_gaussians: int) -> int:
-    """Checks the extra signals and returns the number of their channels, 0 if there are none."""
+    """Checks extra signals. Returns the number of channels, 0 without extra signals."""
     extra_signals, sh_degree = call.extra_signals, call.options.extra_signals_sh_degree
     if extra_signals is None:
         if sh_degree is not None:

@@ -1,7 +1,7 @@
-"""Capacity: lists of a size chosen before the device knows what they need, so that a call does not wait for it.
+"""Capacities: lists are allocated before the device has counted their elements, so that a call does not wait for it.
 
-The device compares the sizes that lists need with their capacities, and leaves the lists empty if any is exceeded.
-Python checks that when the device is done: on a CPU in the same call, on a GPU in a later one of the same thread, or in
+The device compares the required sizes with the capacities, and leaves all lists empty if one is exceeded. Python checks
+the result when the device is done: on a CPU in the same call, on a GPU in a later call of the same thread or in
 :func:`check_overflow`. Ranks that render together check it together, in the same call.
 """
 
@@ -21,39 +21,39 @@ from ..errors import CapacityError
 from .agreement import Ranks
 
 HEADROOM = 1.5
-"""Capacity that ``"auto"`` chooses, as a multiple of what calls needed."""
+"""``"auto"`` chooses this multiple of the required size."""
 
 PASS_HEADROOM = 1.0625
-"""Capacities of a replayed call, as a multiple of what the traced call needed. If one is exceeded, the stages run."""
+"""Capacities of a replayed call, as a multiple of the sizes of the traced call. If one is exceeded, the stages run."""
 
 VARYING_HEADROOM = 1.25
-"""The same for calls whose lists vary: those that have exceeded a capacity, and training views."""
+"""The same multiple for calls whose lists vary: training views, and calls that have exceeded a capacity."""
 
 UNCOUNTED = 2
-"""Capacity as a multiple of the intersections, before the lists of parts have been counted: they may need twice as
+"""First capacity of ``"auto"``, as a multiple of the intersections. Lists of parts, not counted yet, may have twice as
 many entries."""
 
 FAILED = [-1, 0, 0, 0]
-"""A rank that has raised an error sends this in place of what it needed."""
+"""Sent by a rank that has raised an error, instead of its required sizes."""
 
 FULL = 0.8
-"""Share of its capacity from which a call makes ``"auto"`` choose a larger one."""
+"""``"auto"`` raises a capacity once a call uses more than this fraction of it."""
 
 AutoKey = tuple[torch.device, TileGrid]
 
 _automatic: dict[AutoKey, int] = {}
-"""Capacities that ``"auto"`` has chosen."""
+"""Capacities chosen by ``"auto"``."""
 
 
 @dataclasses.dataclass
 class _Check:
-    """The check of a call with capacities, which may wait for the device.
+    """A pending check of whether a call exceeded its capacities.
 
     Attributes:
         needed: [6] int64, see :class:`Intersections`.
-        copied: The event after which ``needed`` is valid; None if it is at once.
-        capacities: Of the lists.
-        auto_key: What ``"auto"`` learns from the call for, or None.
+        copied: The CUDA event after which ``needed`` is valid; None if it already is.
+        capacities: The capacities of the lists.
+        auto_key: The key in ``_automatic`` to update; None without ``"auto"``.
     """
 
     needed: Tensor
@@ -63,21 +63,21 @@ class _Check:
 
 
 _orphans: list[_Check] = []
-"""Checks of threads that have ended, but for those that are known to have passed."""
+"""Checks of threads that have ended, except those known to have passed."""
 
 _lock = threading.RLock()
-"""Of these, and of what ``"auto"`` learns."""
+"""Guards ``_orphans`` and ``_automatic``."""
 
 
 def _orphan(checks: list[_Check]) -> None:
-    """Keeps the checks of a thread that ends for :func:`check_overflow`."""
+    """Keeps the checks of an ending thread for :func:`check_overflow`."""
     with _lock:
         remaining = [*_orphans, *checks]
         _orphans[:] = [check for check in remaining if not _is_ready(check) or _read(check)[-1]]
 
 
 class _Pending:
-    """The checks of a thread that the device may not be done with, in their order. They become orphans with it."""
+    """Pending checks of a thread, oldest first. They become orphans when the thread ends."""
 
     def __init__(self) -> None:
         self.checks: list[_Check] = []
@@ -85,7 +85,7 @@ class _Pending:
 
 
 class _Thread(threading.local):
-    """State of a thread: its pending checks, and those that :func:`deferred` collects, or None."""
+    """State of a thread: its pending checks, and the list that :func:`deferred` fills, or None."""
 
     def __init__(self) -> None:
         self.pending = _Pending()
@@ -106,16 +106,16 @@ def choose_capacities(requested: Capacity, device: torch.device, grid: TileGrid)
 def check_capacity(
     whole: Intersections | None, requested: Capacity, grid: TileGrid, ranks: Ranks | None = None
 ) -> None:
-    """Checks that the lists of a call did not exceed their capacities, as soon as the device is done with them.
+    """Checks that a call did not exceed its capacities. The check is pending until the device is done.
 
-    Call it once lists have been composited. ``"auto"`` learns what calls needed. Ranks that render together wait for
-    what all of them needed if one has a capacity.
+    To be called after compositing. Updates the capacity of ``"auto"``. If any rank has a capacity, all ranks wait for
+    each other and check together.
 
     Args:
         whole: The intersections of the call; None if there are several bands.
 
     Raises:
-        CapacityError: Lists of this call, of any rank, or of an earlier call of this thread did not fit.
+        CapacityError: This call, on any rank, or an earlier call of this thread exceeded a capacity.
     """
     if ranks is not None and is_shared(ranks):
         check = None if requested is None or whole is None else _check_of(whole, requested, grid, waits=True)
@@ -125,13 +125,13 @@ def check_capacity(
 
 
 def check_replayed(needed: Tensor, capacities: Capacities) -> None:
-    """Does what :func:`check_capacity` does, for a replayed call whose lists needed [6] int64."""
+    """Does what :func:`check_capacity` does, for a replayed call with ``needed`` [6] int64."""
     if (check := _copied_check(needed, capacities, None)) is not None:
         _submit(check)
 
 
 def _submit(check: _Check) -> None:
-    """Raises CapacityError now if a check fails; if the device is not done, a later call of the thread does."""
+    """Raises CapacityError if a check fails. If the device is not done, the check stays pending."""
     if _thread.deferred is not None:
         _thread.deferred.append(check)
     elif check.copied is None:
@@ -142,19 +142,19 @@ def _submit(check: _Check) -> None:
 
 
 def is_shared(ranks: Ranks) -> bool:
-    """Returns whether :func:`check_capacity` gathers what each rank needed, so that one that fails must take part."""
+    """Returns whether :func:`check_capacity` is collective, so that a failing rank must call :func:`fail_together`."""
     return ranks.any_capacity and _thread.deferred is None
 
 
 def fail_together(ranks: Ranks, error: Exception) -> None:
-    """Sends an error of this rank to those that wait in :func:`check_capacity`, which raise PeerError."""
-    with contextlib.suppress(RuntimeError):  # of a failure to send it
+    """Sends an error of this rank to the ranks that wait in :func:`check_capacity`, which raise PeerError."""
+    with contextlib.suppress(RuntimeError):  # if sending fails
         ranks.gather(FAILED)
         ranks.share_error(error)
 
 
 def _check_of(whole: Intersections, requested: Capacity, grid: TileGrid, *, waits: bool = False) -> _Check | None:
-    """Returns the check of a call; None if it has no capacities. What it needed is copied, unless the caller waits."""
+    """Returns the check of a call, or None without capacities. Copies ``needed`` to the CPU unless the caller waits."""
     needed, capacities = whole.needed, whole.capacities
     key = (whole.flatten_ids.device, grid) if requested == "auto" else None
     if needed is None or capacities is None:
@@ -165,17 +165,17 @@ def _check_of(whole: Intersections, requested: Capacity, grid: TileGrid, *, wait
 
 
 def _copied_check(needed: Tensor, capacities: Capacities, key: AutoKey | None) -> _Check | None:
-    """Returns a check for which ``needed`` is copied from the device, without waiting for that."""
+    """Returns a check with an asynchronous copy of ``needed``; None during a CUDA graph capture without `deferred`."""
     if not needed.is_cuda:
         return _Check(needed, None, capacities, key)
     if torch.cuda.is_current_stream_capturing():
-        # Each replay updates it, and only who collects checks knows when.
+        # Each replay of the graph updates `needed`. Only a caller of `deferred` knows when.
         return None if _thread.deferred is None else _Check(needed, None, capacities, None)
     return _Check(*_copy_async(needed), capacities, key)
 
 
 def _copy_async(values: Tensor) -> tuple[Tensor, Any]:
-    """Returns a copy of values of a GPU, and the event after which it is valid."""
+    """Starts to copy values from a GPU to pinned memory. Returns the copy, and the event after which it is valid."""
     pinned = torch.empty(values.shape, dtype=torch.int64, device="cpu", pin_memory=True)
     copy, copied = pinned.copy_(values, non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record(torch.cuda.current_stream(values.device))
@@ -183,7 +183,7 @@ def _copy_async(values: Tensor) -> tuple[Tensor, Any]:
 
 
 def read_async(value: Tensor) -> Callable[[], int]:
-    """Begins to copy a value, [] int64, from the device. Returns a function that waits for it and returns it."""
+    """Starts to copy a scalar, [] int64, from the device. Returns a function that waits for it and returns it."""
     if not value.is_cuda:
         return lambda: int(value)
     copy, copied = _copy_async(value)
@@ -197,7 +197,7 @@ def read_async(value: Tensor) -> Callable[[], int]:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[list[_Check]]:
-    """Collects the checks of this thread for :func:`any_overflow`, which then do not raise :class:`CapacityError`."""
+    """Collects the checks of this thread for :func:`any_overflow` instead of raising :class:`CapacityError`."""
     checks: list[_Check] = []
     outer, _thread.deferred = _thread.deferred, checks
     try:
@@ -207,29 +207,29 @@ def deferred() -> Iterator[list[_Check]]:
 
 
 def are_checks_deferred() -> bool:
-    """Returns whether :func:`deferred` collects the checks of this thread."""
+    """Returns whether this thread is inside of :func:`deferred`."""
     return _thread.deferred is not None
 
 
 def any_overflow(checks: Iterable[_Check]) -> bool:
-    """Waits for the calls of checks, and returns whether the lists of any did not fit."""
+    """Waits for the checked calls. Returns whether any exceeded a capacity."""
     return any([_read(check)[-1] for check in checks])
 
 
 def max_needed(checks: Iterable[_Check]) -> Capacities:
-    """Waits for the calls of checks, and returns the most that any needed; a lower bound where lists did not fit."""
+    """Waits for the checked calls. Returns the maximum required sizes, which are lower bounds after an overflow."""
     return Capacities(*map(max, zip(*([0] * len(Capacities._fields), *(_read(check)[:-1] for check in checks)))))
 
 
 def capacities_for(needed: Capacities, least: Capacities | None = None, *, varies: bool = False) -> Capacities:
-    """Returns the capacities of passes, given what calls needed.
+    """Chooses the capacities of passes from the required sizes of earlier calls.
 
-    If no list was cut into chunks, they have none, and no kernels for them.
+    If no list was cut into chunks, the capacity of chunks is 0, and passes launch no kernels for chunks.
 
     Args:
-        needed: The most that any call needed.
-        least: Capacities that were exceeded; there are no smaller ones.
-        varies: Whether lists vary, even if no capacity was exceeded.
+        needed: The maximum of the required sizes.
+        least: Lower bounds: capacities that were exceeded; or None.
+        varies: Whether lists vary between calls, also if no capacity was exceeded.
     """
     headroom = VARYING_HEADROOM if varies or least is not None else PASS_HEADROOM
     capacities = Capacities(*[int(headroom * n) + 1 for n in needed])
@@ -239,15 +239,15 @@ def capacities_for(needed: Capacities, least: Capacities | None = None, *, varie
 
 
 def check_overflow() -> None:
-    """Waits for calls of :func:`tsplat.rasterization` with a ``capacity``, and checks that their lists fitted.
+    """Waits for calls of :func:`tsplat.rasterization` with a ``capacity``, and raises if one exceeded it.
 
-    These are the calls of this thread, and of threads that have ended. Call it where waiting does not matter, such as
-    before a checkpoint. Calls that were captured in a CUDA graph are not known here; ``meta["overflow"]`` of the
-    captured call is updated by each replay.
+    Checks the calls of this thread and of threads that have ended. Call it where waiting does not matter, such as
+    before a checkpoint. Calls captured in a CUDA graph are not checked: each replay updates ``meta["overflow"]`` of the
+    captured call.
 
     Raises:
-        CapacityError: The lists of a call did not fit, so that its image shows the background only. Raised once for
-            each such call.
+        CapacityError: A call needed more intersections than its capacity, so its image shows the background only.
+            Raised once for each such call.
 
     Example::
 
@@ -269,7 +269,7 @@ def check_overflow() -> None:
 
 
 def _finish_checks(checks: list[_Check], *, wait: bool) -> None:
-    """Removes the checks that the device is done with; raises CapacityError at the first that fails."""
+    """Removes the checks whose calls are done; raises CapacityError at the first that fails."""
     while checks and (wait or _is_ready(checks[0])):
         _raise_if_exceeded(checks.pop(0))
 
@@ -279,7 +279,7 @@ def _is_ready(check: _Check) -> bool:
 
 
 def _raise_if_exceeded(check: _Check) -> None:
-    """Waits for the call of a check, and raises CapacityError if its lists did not fit."""
+    """Waits for the checked call; raises CapacityError if it exceeded a capacity."""
     *sizes, overflow = _read(check)
     if overflow:
         message = _describe(
@@ -289,7 +289,7 @@ def _raise_if_exceeded(check: _Check) -> None:
 
 
 def _raise_together(ranks: Ranks, check: _Check | None) -> None:
-    """Raises CapacityError on all ranks if lists of any did not fit. `check` is that of this rank, if it has one."""
+    """Raises CapacityError on all ranks if any rank exceeded a capacity. `check` is this rank's check, or None."""
     outcome = [0, 0, 0, 0]
     if check is not None:
         *sizes, overflow = _read(check)
@@ -304,19 +304,19 @@ def _raise_together(ranks: Ranks, check: _Check | None) -> None:
         if overflow
     ]
     if texts:
-        raise CapacityError(f"capacity: {'; '.join(texts)}. All ranks raise this, and have to render again together")
+        raise CapacityError(f"capacity: {'; '.join(texts)}. All ranks raise this error; render again on all ranks")
 
 
 def _describe(needed: int, capacity: int, automatic: bool) -> str:
-    retry = 'as "auto" has learned from it' if automatic else f"with capacity={needed}"
+    retry = '"auto" has raised the capacity' if automatic else f"with capacity={needed}"
     return (
-        f"at least {needed:,} intersections needed, room for {capacity:,}, so that an image shows the background only; "
-        f"render it again, {retry}"
+        f"expected at most {capacity:,} intersections, found at least {needed:,}, so an image shows the background "
+        f"only; render it again, {retry}"
     )
 
 
 def _read(check: _Check) -> list[int]:
-    """Waits for the call of a check, lets ``"auto"`` learn from it, and returns what it ``needed``."""
+    """Waits for the checked call, updates the capacity of ``"auto"``, and returns ``needed``."""
     if check.copied is not None:
         check.copied.synchronize()
     sizes: list[int] = check.needed.tolist()

@@ -31,11 +31,12 @@ from ..runtime.bundles import flatten, restore, split, structure
 from .inputs import contiguous
 
 WALKED_MAX = FEATURES_MIN - 1
-"""Most features composited one by one, as distortion, normals and hits need; more are composited by matrix products."""
+"""Maximum number of features of a walk, which distortion, normals and hits require. More features are composited by
+matrix products."""
 
 
 class _Inputs(NamedTuple):
-    """Tensors that are composited, see :func:`composite`."""
+    """Tensor arguments of :func:`composite`."""
 
     splats: Splats
     backgrounds: Tensor | None
@@ -51,7 +52,7 @@ class _Inputs(NamedTuple):
 
 
 N_ARGUMENTS = 4
-"""Number of arguments of ``_Composite`` before the tensors, which fill the structure of inputs that comes first."""
+"""Number of arguments of ``_Composite`` before the tensors."""
 
 
 class _Composite(torch.autograd.Function):
@@ -86,19 +87,19 @@ class _Composite(torch.autograd.Function):
                 )
                 n_bands += 1
                 whole = intersections if n_bands == 1 else None
-                del intersections  # before memory for those of the next band is allocated
-        # A copy, as the caller may change the image.
+                del intersections  # frees memory before the next band is listed
+        # A copy, as the caller may modify the image in place.
         depth_sums = buffers.colors[..., -2].clone() if settings.distortion else None
         if whole is None:
             lists = None
         elif lists is None:
-            whole = whole._replace(keys=None)  # which only lists of parts need
+            whole = whole._replace(keys=None)  # only lists of parts need keys
         ctx.saved, tensors = split((inputs, buffers.transmittances, buffers.last_ids, depth_sums, whole, lists))
         ctx.save_for_backward(*tensors)
         ctx.settings, ctx.kernels = settings, kernels
-        # Several bands do not fit together, so the backward pass lists them again.
+        # Several bands do not fit into memory together, so the backward pass lists them again.
         ctx.bands = bands if whole is None else None
-        # The tensor that the caller holds gets the attribute.
+        # `.absgrad` is set on the tensor that the caller holds.
         ctx.absgrad_target = means2d if settings.absgrad else None
         ctx.set_materialize_grads(False)
         if buffers.median_rows is not None:
@@ -125,13 +126,13 @@ class _Composite(torch.autograd.Function):
         if v_render_colors is None:
             v_render_colors = transmittances.new_zeros(*transmittances.shape, n_features + settings.distortion)
         if v_render_colors.stride(1) != v_render_colors.shape[2] * v_render_colors.stride(2):
-            v_render_colors = v_render_colors.contiguous()  # kernels take pixels that are evenly spaced in memory
+            v_render_colors = v_render_colors.contiguous()  # kernels require evenly spaced pixels
         v_render_alphas = None if v_render_alphas is None else v_render_alphas.contiguous()
         bands: Iterable[Intersections] = ctx.bands or [whole]
         if rays is not None and any(needs.rays or ()):
             n_images, _, *size = rays.per_pixel.shape
             rays = rays._replace(v_per_pixel=rays.per_pixel.new_zeros(n_images, 6, *size))
-        kernels = ctx.kernels  # of the forward pass, as last_ids count entries of its lists
+        kernels = ctx.kernels  # the backend of the forward pass: last_ids refer to its lists
         v_splats: SplatGradients | None = None
         for intersections in bands:
             if intersections.gaussian_major is None:
@@ -164,8 +165,8 @@ class _Composite(torch.autograd.Function):
         if depths is not None:
             v_depths = v_splats.v_features[:, -1]
         if backgrounds is not None and needs.backgrounds:
-            # Contiguous and image by image, as the order of PyTorch's sums depends on strides and, on a GPU, on how
-            # many there are.
+            # v_background = sum over pixels of T v. Contiguous and image by image, as the order of PyTorch's sums
+            # depends on strides and, on a GPU, on the number of sums.
             weighted = (transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()
             sums = [of_image.sum((0, 1)) for of_image in weighted]
             v_backgrounds = torch.stack(sums) if sums else weighted.new_zeros(0, n_colors)
@@ -183,13 +184,13 @@ class _Composite(torch.autograd.Function):
 
 
 def _ray_gradients(rays: Rays) -> Rays:
-    """Returns the gradients of rays, from those of origins and directions [I, 6, H, W]."""
-    v: Any = rays.v_per_pixel  # None if they need none
+    """Splits the gradients [I, 6, H, W] of origins and directions; sums the gradients of a common origin."""
+    v: Any = rays.v_per_pixel  # None if not needed
     return Rays(v, None) if v is None or rays.origins is None else Rays(v[:, 3:], v[:, :3].sum((2, 3)))
 
 
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
-    """Orders intersections of which only the rows are known: those of a row count as one span."""
+    """Orders intersections by row, given their rows only. The intersections of a row count as one span."""
     rows, order = flatten_ids.sort(stable=True)
     indices = torch.empty_like(rows)
     indices[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
@@ -216,18 +217,18 @@ def composite(
     """Composites projected Gaussians into maps.
 
     Args:
-        splats: ``means2d`` may have more leading dimensions, and is the tensor that gets ``.absgrad``. Colors
-            come after the features of ``settings.outputs``.
+        splats: ``means2d`` may have more leading dimensions; ``.absgrad`` is set on it. ``colors`` starts with the
+            features of ``settings.outputs``.
         backgrounds: [I, D] or None; depth has background 0.
-        masks: [I, tiles] bool or None; tiles that are false show the background.
+        masks: [I, tiles] bool or None; false tiles show the background.
         n_images: I.
         bands: The intersections. Iterated again in the backward pass if there are several bands.
         settings: See :class:`CompositingSettings`.
-        rays: Of the pixels, if the footprint is evaluated along them. Differentiable.
+        rays: The rays of pixels, if the footprint is evaluated along rays. Differentiable.
 
     Returns:
-        Maps [I, H, W, channels] by name: ``colors``, with depth as the last channel; ``alphas``; those that
-        :func:`split_channels` names; with distortion, also ``median_rows`` [I, H, W] int32, see :class:`RenderBuffers`.
+        Maps [I, H, W, channels] by name: ``alphas``, and the maps of :func:`split_channels`, with ``colors`` ending in
+        depth if rendered. With distortion also ``median_rows`` [I, H, W] int32, see :class:`RenderBuffers`.
     """
     dense = contiguous(splats)
     inputs = _Inputs(
@@ -251,17 +252,17 @@ def composite_outputs(
     settings: CompositingSettings,
     rays: Rays | None = None,
 ) -> dict[str, Tensor]:
-    """Composites what :func:`composite` does, whose arguments these are, for any number of channels.
+    """Does what :func:`composite` does, for any number of channels.
 
-    What only walks compute is composited apart from the other colors, if these are too many for walks.
+    If there are too many channels for a walk, the outputs that require a walk are composited separately.
 
     Args:
-        backgrounds: Of the colors, [I, D], or None. D may be 0.
+        backgrounds: [I, D] backgrounds of the colors without outputs, or None. D may be 0.
     """
     n_leading, rest = leading_channels(settings.outputs), (masks, n_images, bands)
     if settings.hits and not settings.planes:
         assert splats.depths is not None
-        splats = splats._replace(depths=splats.depths.detach())  # distances take their place
+        splats = splats._replace(depths=splats.depths.detach())  # replaced by distances along rays
     is_walked = settings.normals or settings.hits or settings.distortion
     if splats.n_features <= WALKED_MAX or not is_walked:
         if backgrounds is not None and n_leading:
@@ -269,8 +270,8 @@ def composite_outputs(
         if backgrounds is not None and not backgrounds.shape[-1]:
             backgrounds = None
         return composite(splats, backgrounds, *rest, settings, rays)
-    # Views sum what both compositions give to a tensor before callers add to that, as passes do. A view of means2d
-    # would get `.absgrad` in its place.
+    # With a view, autograd adds the gradients of both compositions first, in the order of passes. Not for means2d with
+    # absgrad: the view would get `.absgrad`.
     means2d = splats.means2d if settings.absgrad else splats.means2d.view_as(splats.means2d)
     shapes, opacities = splats.shapes.view_as(splats.shapes), splats.opacities.view_as(splats.opacities)
     splats = splats._replace(means2d=means2d, shapes=shapes, opacities=opacities)
@@ -284,7 +285,7 @@ def composite_outputs(
     assert walked.n_features <= WALKED_MAX
     footprint = "surfel" if settings.planes else settings.footprint
     plain = dataclasses.replace(settings, outputs=(), footprint=footprint)
-    if settings.distortion:  # its gradient depends on alphas, which are those of its walk
+    if settings.distortion:  # its gradient depends on the alphas of its walk, so these are returned
         maps = composite(walked, None, *rest, settings, rays)
         colors = composite(others, backgrounds, *rest, plain, rays)["colors"]
         return maps | {"colors": torch.cat([colors, maps["colors"]], -1) if settings.hits else colors}

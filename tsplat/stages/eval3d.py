@@ -1,7 +1,7 @@
-"""Stage: evaluation in 3D: the rays of pixels, and what compositing along them reads of Gaussians.
+"""Evaluation in 3D: the rays of pixels, and the shapes of Gaussians that compositing along rays reads.
 
-Rays are the inverse of the projection of points: a point on the ray of a pixel's center is seen there. A pixel that no
-point is seen at has no ray.
+The ray of a pixel is the set of points that the camera projects to the pixel's center. A pixel to which no point is
+projected has no ray.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ from .inputs import gather_features
 def with_world_shapes(
     projected: ProjectedGaussians, gaussians: Gaussians3D, settings: CompositingSettings
 ) -> ProjectedGaussians:
-    """Replaces conics by means, quaternions and scales, [nnz, 10], and takes means2d out of the graph.
-
-    Adds normals, if they are rendered.
-    """
+    """Replaces conics by means, quaternions and scales [nnz, 10], and detaches means2d. Adds normals if rendered."""
     assert gaussians.quats is not None and gaussians.scales is not None
     parts = [gaussians.means, gaussians.quats, gaussians.scales]
     if settings.normals:
@@ -42,22 +39,25 @@ def with_world_shapes(
 
 
 def third_axes(quats: Tensor) -> Tensor:
-    """Returns the third axes of Gaussians, world frame, [..., 3]: their normals before they face a pixel."""
+    """Returns the third axes of Gaussians in the world frame, [..., 3]: their normals, with either sign."""
     rows = rotation_rows(torch.nn.functional.normalize(quats, dim=-1))
     return torch.stack([row[2] for row in rows], -1)
 
 
 def ray_footprint(model: str, numerics: Numerics) -> str:
-    """Returns the footprint along rays: what is behind the cameras of a model that wraps is seen by other rays."""
+    """Returns the footprint of evaluation in 3D.
+
+    If columns wrap, other rays see what is behind the origin of a ray, so the footprint is always ``"ray in front"``.
+    """
     return "ray in front" if LENSES[model].wraps else numerics.ray_footprint
 
 
 def camera_rays(cameras: Cameras, settings: CameraSettings, *, unit: bool = False) -> Rays:
-    """Returns the rays of the centers of all pixels.
+    """Returns the rays through the centers of all pixels.
 
     Args:
-        cameras: [B, C], for I = B C images. Differentiable with respect to all but ``Ks`` and f-theta lenses.
-        unit: Whether directions are normalized in the world frame, too, for distances along them.
+        cameras: [B, C], for I = B C images. Differentiable, except ``Ks`` and f-theta lenses.
+        unit: Whether to normalize directions in the world frame, as distances along rays require.
     """
     Ks, lens = cameras.Ks.flatten(0, 1), None if cameras.lens is None else cameras.lens.flatten(0, 1)
     with torch.no_grad():
@@ -78,9 +78,9 @@ def rays_of(
     unit: bool = False,
     start: tuple[Tensor, Tensor] | None = None,
 ) -> Rays:
-    """Returns the rays of directions [I, H, W] in the frames of cameras, each at the pose that exposes its pixel.
+    """Transforms directions [I, H, W] from camera frames to rays in the world, by the pose that exposes each pixel.
 
-    Rays start at the centers of cameras, or with ``start`` at x and y of their frames.
+    Rays start at the camera center, or with ``start`` at (x, y, 0) of the camera frame.
     """
     viewmats, shutter = cameras.viewmats.flatten(0, 1), cameras.shutter
     if shutter is None:
@@ -105,8 +105,7 @@ def to_world(rows: Sequence[Sequence[Tensor]], v: Sequence[Tensor]) -> list[Tens
 
 
 def check_rays(rays: object, shape: tuple[int, ...]) -> Tensor:
-    """Checks rays that broadcast to a shape [..., C, H, W, 6], or to [..., C, H * W, 6], and expands them to the
-    former."""
+    """Checks rays that broadcast to [..., C, H, W, 6] or [..., C, H * W, 6], and expands them to the former shape."""
     tensor = check_tensor("rays", rays, [..., 6], "[..., C, H, W, 6]")
     height, width = shape[-3:-1]
     found = list(tensor.shape)
@@ -122,9 +121,9 @@ def check_rays(rays: object, shape: tuple[int, ...]) -> Tensor:
 
 
 def given_rays(rays: Tensor) -> Rays:
-    """Returns rays [I, H, W, 6] that the caller passed: origins, and directions of any length. Differentiable.
+    """Converts the caller's rays [I, H, W, 6], origins and directions of any length. Differentiable.
 
-    Rays that are not finite, or have no direction, are none.
+    A ray that is not finite gets the direction 0: its pixel has no ray.
     """
     valid = rays.isfinite().all(-1, keepdim=True)
     rays = torch.where(valid, rays, 0.0)
@@ -135,7 +134,7 @@ def given_rays(rays: Tensor) -> Rays:
 def _poses(
     shutter: Tensor, xs: Tensor, ys: Tensor, settings: CameraSettings
 ) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """Returns rotations and translations when pixels are exposed, [I, H, 1] or [I, 1, W] each."""
+    """Returns the rotation rows and translations at which pixels are exposed, entries [I, H, 1] or [I, 1, W]."""
     by_row = settings.readout in ("ROLLING_TOP_TO_BOTTOM", "ROLLING_BOTTOM_TO_TOP")
     times = exposure_time(xs, ys, settings)
     shape = (len(shutter), *((len(times), 1) if by_row else (1, len(times))))

@@ -1,8 +1,8 @@
 """Stage: exchange of projected Gaussians between ranks. Skipped on a single rank.
 
-Every rank holds some Gaussians and some cameras. It projects its Gaussians with the cameras of all ranks and sends each
-visible row to the rank of the camera. A rank then has all rows of its own cameras, in the order of a single process
-that holds all Gaussians. Gradients take the same route back.
+Each rank holds some Gaussians and some cameras. It projects its Gaussians with the cameras of all ranks and sends each
+visible row to the rank of the camera. A rank then has all rows of its cameras, in the order in which a single process
+would have them. Gradients are sent back along the same routes.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from .inputs import camera_fields
 
 
 def _anchor(differentiable: bool, device: torch.device) -> Tensor | None:
-    """Makes an input that requires a gradient, so that a function is in the graph of every rank or of none."""
+    """Makes a dummy input that requires a gradient, so that all ranks or none have an autograd node."""
     return torch.zeros((), device=device, requires_grad=True) if differentiable else None
 
 
@@ -56,8 +56,10 @@ class _GatherCameras(torch.autograd.Function):
 
 
 def gather_cameras(ranks: Ranks | None, cameras: Cameras, device: torch.device) -> Cameras:
-    """Gathers the cameras of all ranks, in rank order. [1, C of this rank, ...] -> [1, C of all ranks, ...]
-    The gradients that the ranks compute for a camera are summed on the rank that holds it, in rank order."""
+    """Gathers the cameras of all ranks in rank order: [1, C of this rank, ...] -> [1, C of all ranks, ...].
+
+    In the backward pass, the rank that holds a camera sums its gradients from all ranks, in rank order.
+    """
     if ranks is None:
         return cameras
     anchor = _anchor(ranks.any_cameras_require_grad, device)
@@ -68,11 +70,11 @@ def gather_cameras(ranks: Ranks | None, cameras: Cameras, device: torch.device) 
 
 @dataclasses.dataclass(frozen=True)
 class _Route:
-    """Assigns rows to the ranks that they are sent to.
+    """The rows to send to each rank.
 
     Attributes:
-        sent: [S] int64, rows to send, by destination.
-        dense_ids: [S] int64, their index in [C of all ranks, N of this rank].
+        sent: [S] int64, rows to send, ordered by destination.
+        dense_ids: [S] int64, index of each of these rows in [C of all ranks, N of this rank].
         counts, received_counts: Number of rows sent to and received from each rank.
     """
 
@@ -122,7 +124,7 @@ class _Exchange(torch.autograd.Function):
         received = _unpack(ranks.all_to_all(_pack(columns), route.counts, route.received_counts), columns)
         *rows, camera_ids, gaussian_ids = received
 
-        # As in a single process: ordered by camera, then by Gaussian; ids continue from rank to rank.
+        # The order of a single process: by camera, then by Gaussian, with ids that count over all ranks.
         firsts = torch.tensor([0, *accumulate(ranks.n_gaussians)][:-1], device=radii.device)
         lengths = torch.tensor(route.received_counts, device=radii.device)
         camera_ids = camera_ids.to(torch.int64) - sum(ranks.n_cameras[: ranks.rank])
@@ -135,7 +137,7 @@ class _Exchange(torch.autograd.Function):
         ctx.shape, ctx.n_features, ctx.features_are_rows = means2d.shape, 0, feature_ids is None
         if features is not None:
             ctx.n_features, ctx.features_dtype = len(features), features.dtype
-        # The attribute belongs on the tensor that the caller holds.
+        # `.absgrad` is set on the tensor that the caller holds.
         ctx.absgrad_target = None if received_means2d is None else means2d
         ctx.mark_non_differentiable(radii, dense_ids)
         if features is None:
@@ -150,14 +152,14 @@ class _Exchange(torch.autograd.Function):
         route: _Route = ctx.route
         columns = [v for v in v_received[:5] if v is not None]
         if ctx.received_means2d is not None:
-            # None if the loss does not depend on the images.
+            # There is no absgrad if the loss does not depend on the images.
             absgrad = getattr(ctx.received_means2d[0](), "absgrad", None)
             columns.append(torch.zeros_like(columns[0]) if absgrad is None else absgrad)
         v_ordered = [torch.empty_like(v).index_copy_(0, order, v) for v in columns]
         v_sent = _unpack(ranks.all_to_all(_pack(v_ordered), route.received_counts, route.counts), columns)
 
         def scatter(v: Tensor) -> Tensor:
-            """Returns the gradients of all rows from those of the rows that were sent."""
+            """Scatters gradients of sent rows to all rows; zero elsewhere."""
             return v.new_zeros(ctx.shape[:-1].numel(), *v.shape[1:]).index_copy_(0, route.sent, v)
 
         v_means2d, v_depths, v_shapes, v_opacities = (scatter(v) for v in v_sent[:4])
@@ -173,11 +175,11 @@ class _Exchange(torch.autograd.Function):
 def exchange(
     ranks: Ranks | None, projected: ProjectedGaussians, features: Features, *, absgrad: bool
 ) -> tuple[ProjectedGaussians, Features]:
-    """Sends visible rows to the ranks that hold their cameras. The identity without ranks.
+    """Sends visible rows to the ranks that hold their cameras. Returns its arguments on a single rank.
 
-    Takes this rank's Gaussians on the cameras of all ranks, and returns all ranks' Gaussians on this rank's cameras,
-    packed, with features [nnz, D] in the compute dtype. With `absgrad`, ``means2d`` of the result will have
-    ``.absgrad`` when gradients come back, and that of `projected` gets it.
+    Takes this rank's Gaussians on the cameras of all ranks. Returns all ranks' Gaussians on this rank's cameras,
+    packed, with features [nnz, D] in the compute dtype. With `absgrad`, the backward pass sends ``.absgrad`` of the
+    returned ``means2d`` back, and sets it on ``projected.means2d``.
     """
     if ranks is None:
         return projected, features
@@ -197,7 +199,7 @@ def exchange(
     )
     means2d, depths, shapes, opacities = floats
     if received_means2d is not None:
-        # A weak reference: the tensor holds the graph, which would hold the tensor.
+        # A weak reference avoids a cycle: the tensor holds the graph, which holds this list.
         received_means2d.append(weakref.ref(means2d))
     n_cameras, n_gaussians = ranks.n_cameras[ranks.rank], sum(ranks.n_gaussians)
     received = ProjectedGaussians(n_cameras, n_gaussians, dense_ids, radii, means2d, depths, shapes, None, opacities)
@@ -205,12 +207,12 @@ def exchange(
 
 
 def _pack(columns: list[Tensor]) -> Tensor:
-    """Packs rows of 4 and 8 byte values, [R, ...] each, into one tensor [R, words] int32."""
+    """Packs tensors [R, ...] of 4 or 8 byte elements into one tensor [R, words] int32."""
     return torch.cat([t[..., None].flatten(1).contiguous().view(torch.int32) for t in columns], 1)
 
 
 def _unpack(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Inverts :func:`_pack`, with trailing dimensions and dtypes as in ``like``."""
+    """Inverts :func:`_pack`. Trailing dimensions and dtypes are those of ``like``."""
     sizes = [math.prod(t.shape[1:]) * t.element_size() // 4 for t in like]
     columns = (t.clone(memory_format=torch.contiguous_format) for t in torch.split(packed, sizes, 1))
     return [c.view(t.dtype).view(len(packed), *t.shape[1:]) for c, t in zip(columns, like)]

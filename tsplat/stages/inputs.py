@@ -1,4 +1,4 @@
-"""The Gaussians and cameras of a call: the fields of cameras, checks of shapes, and batch dimensions."""
+"""Inputs of the stages: checks the shapes of Gaussians and cameras, and flattens batch dimensions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_scene(
     opacities: Tensor | None,
     cameras: Cameras,
 ) -> tuple[torch.Size, int, int]:
-    """Checks that Gaussians and cameras, whose tensors are plain, match. Returns the batch dimensions, N and C."""
+    """Checks that the shapes of Gaussians and cameras match. Returns the batch dimensions, N and C."""
     check_tensor("means", means, [..., None, 3], "[..., N, 3]")
     batch, n_gaussians = means.shape[:-2], means.shape[-2]
     n_cameras = _check_cameras(cameras, batch)
@@ -59,7 +59,7 @@ def check_scene(
 
 
 def _check_cameras(cameras: Cameras, batch: torch.Size) -> int:
-    """Checks the tensors of cameras, all of which have the C of the first. Returns C."""
+    """Checks that all tensors of cameras have the same C. Returns C."""
     n_cameras: int | None = None
     match = "with the batch dimensions of means"
     for name, field in camera_fields(cameras).items():
@@ -80,13 +80,13 @@ def _check_cameras(cameras: Cameras, batch: torch.Size) -> int:
 
 
 def flatten_batch(tensor: Tensor, n_batch_dims: int, dtype: torch.dtype) -> Tensor:
-    """Flattens the batch dimensions, [*batch, ...] -> [B, ...], and converts the dtype."""
+    """Flattens batch dimensions, [*batch, ...] -> [B, ...], and converts to a dtype."""
     tensor = tensor if tensor.dtype == dtype else tensor.to(dtype)
     return tensor.unsqueeze(0) if n_batch_dims == 0 else tensor.flatten(0, n_batch_dims - 1)
 
 
 def in_dtype(bundle: Bundle, dtype: torch.dtype) -> Bundle:
-    """Returns a NamedTuple of contiguous tensors in a dtype."""
+    """Converts the tensors of a NamedTuple to a dtype, and makes them contiguous."""
     tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in bundle]
     return bundle._make([None if t is None else t.contiguous() for t in tensors])  # type: ignore
 
@@ -99,24 +99,24 @@ def flatten_batches(bundle: Bundle, n_batch_dims: int, dtype: torch.dtype) -> Bu
 
 
 def gather_features(values: Tensor, ids: Tensor | None, projected: ProjectedGaussians) -> Tensor:
-    """Returns the features [nnz, ...] of rows by their indices, see ``feature_ids``; None for the identity.
+    """Gathers the features [nnz, ...] of rows. Differentiable.
 
-    Differentiable. With one camera, no two rows have the features of one Gaussian.
+    ``ids`` are the ``feature_ids`` of `projected`, or None for the identity. With one camera, they are unique.
     """
     return values if ids is None else take_rows(values, ids, unique=projected.n_cameras == 1)
 
 
 def contiguous(bundle: Bundle) -> Bundle:
-    """Returns a bundle of contiguous tensors."""
+    """Makes the tensors of a NamedTuple contiguous."""
     copied: Bundle = bundle._make([None if tensor is None else tensor.contiguous() for tensor in bundle])  # type: ignore[attr-defined]
     return copied
 
 
 class Harmonics(NamedTuple):
-    """Spherical harmonics that a projection evaluates, shifted by 0.5 and clamped to at least 0.
+    """Spherical harmonics to evaluate in the projection as max(value + 0.5, 0).
 
     Attributes:
-        degree: The degree in use.
+        degree: The highest degree to evaluate.
         centers: [B, C, 3] camera centers, contiguous; None without spherical harmonics.
         coeffs, higher: Coefficients of any float dtype, see :class:`Coefficients`. Contiguous, or None.
     """

@@ -1,4 +1,4 @@
-"""Stage: which Gaussians touch which tiles, in depth order. Nothing here is differentiable."""
+"""Stage: intersection of projected Gaussians with tiles, in depth order. Not differentiable."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ def intersect(
 ) -> BandedIntersections:
     """Intersects projected Gaussians with tiles.
 
-    Only tiles with a pixel center inside the ellipse where alpha is 1/255 are listed; compositing loses nothing.
+    Lists the tiles that have a pixel center inside the ellipse where alpha is 1/255. At other pixels, the Gaussian does
+    not contribute.
 
     Args:
-        projected: With opacities.
+        projected: The projected Gaussians, with opacities.
         grid: The tiles of the images that the rows belong to.
         settings: See :class:`IntersectionSettings`.
-        budget: Memory for the intersections.
-        explain: Returns the likely cause if even a single tile row exceeds the budget.
-        ranks: Those that render together, or None.
+        budget: The memory budget of the intersections.
+        explain: Returns the likely cause, for messages, if a single tile row exceeds the budget.
+        ranks: The ranks that render together, or None.
         periods: See :class:`ScreenGaussians`.
 
     Raises:
         ArgumentError: There are more rows or tiles than 32-bit indices hold.
         MemoryBudgetError: A single tile row exceeds the budget.
-        PeerError: That of another rank.
+        PeerError: Another rank raised an error.
     """
-    with torch.no_grad():  # in half the time of the decorator
+    with torch.no_grad():  # takes half the time of the decorator
         assert projected.opacities is not None
         image_ids = projected.image_ids() if grid.n_images > 1 else None  # rows of a single image are [1, nnz]
         n_segments = grid.n_images if settings.segmented else 1
@@ -76,9 +77,10 @@ def intersect(
 
 
 class _RankTotals:
-    """The numbers of intersections of all ranks, which each reads with its own, so that it waits no longer.
+    """Tells each rank whether the intersections of all ranks are sure to fit into memory.
 
-    Nearly always, all surely fit into memory. If not, the ranks share their errors.
+    Each rank waits for its number of intersections anyway, and exchanges it in the same step. Ranks share their errors
+    only if the intersections of a rank may not fit.
     """
 
     def __init__(self, ranks: Ranks, budget: MemoryBudget) -> None:
@@ -86,7 +88,7 @@ class _RankTotals:
         self._all_fit: bool | None = None
 
     def read(self, total: Tensor, n_spans: int) -> int:
-        """Returns this rank's number of intersections [] from the device. The first time, all ranks exchange theirs."""
+        """Reads this rank's number of intersections [] from the device. The first call exchanges it with all ranks."""
         if self._all_fit is not None:
             return int(total)
         total = total.to(torch.int64)
@@ -98,7 +100,7 @@ class _RankTotals:
         return totals[self._ranks.rank][0]
 
     def share_error(self, error: Exception | None) -> None:
-        """Shares an error of this rank, or that it has none. Raises PeerError if only other ranks have one."""
+        """Tells the other ranks whether this rank failed. Raises PeerError if only other ranks did."""
         if self._all_fit is None:
             self._exchange(torch.tensor([1, 0], device=self._budget.device))
         if not self._all_fit:
@@ -108,14 +110,14 @@ class _RankTotals:
 class BandedIntersections:
     """The intersections of a call, in bands of tile rows that each fit into the memory budget.
 
-    Iterate for the :class:`Intersections` of each band. A band that does not fit is halved. A single band is kept in
-    ``whole``. Several bands do not fit together, so each iteration lists them again, with the same bits. With a
-    capacity, there is a single band, listed without waiting for the number of intersections.
+    Iteration yields the :class:`Intersections` of each band. A band that does not fit is halved. A single band is kept
+    in ``whole``. Several bands do not fit together: each iteration lists them again, with the same bits. With a
+    capacity, there is a single band, and the call does not wait for the number of intersections.
 
     Attributes:
-        whole: The intersections, if there is a single band.
-        bands: First and end flat tile row of each band.
-        n_intersections: M, over all bands; or the capacity.
+        whole: The intersections if there is a single band, otherwise None.
+        bands: The first flat tile row of each band, and the one after its last.
+        n_intersections: M over all bands, or the capacity.
         budget: The memory budget.
     """
 
@@ -157,11 +159,11 @@ class BandedIntersections:
                 self.whole = list_intersections(screen, grid, (begin, end), spans, settings)
 
     def trimmed(self) -> Intersections | None:
-        """Returns the intersections of a single band, see :func:`trim_to_count`; None if there are several."""
+        """Returns ``whole`` without unused elements, see :func:`trim_to_count`; None if there are several bands."""
         return None if self.whole is None else trim_to_count(self.whole)
 
     def overflow(self) -> Tensor | None:
-        """Returns whether lists exceeded a capacity, bool []; None without a capacity."""
+        """Returns whether a capacity was exceeded, bool []; None without a capacity."""
         if self.whole is None or self.whole.needed is None:
             return None
         return self.whole.needed[-1] != 0
@@ -176,7 +178,7 @@ class BandedIntersections:
 
 
 def trim_to_count(whole: Intersections) -> Intersections:
-    """Returns intersections without the elements of a capacity that are not used. Waits for their number."""
+    """Removes the elements of lists that a capacity allocated but the call did not use. Waits for the device."""
     if whole.needed is None:
         return whole
     assert whole.gaussian_major is not None
@@ -187,7 +189,7 @@ def trim_to_count(whole: Intersections) -> Intersections:
 
 
 def described_by_meta(whole: Intersections) -> Intersections:
-    """Returns intersections with what ``meta`` describes them by, and cannot compute."""
+    """Returns intersections without the tensors that ``meta`` does not read or can compute."""
     assert whole.gaussian_major is not None
     return whole._replace(keys=None, gaussian_major=whole.gaussian_major._replace(positions=None))
 
@@ -203,13 +205,13 @@ def count_tiles(intersections: Intersections) -> Tensor:
 
 
 def encode_ids(intersections: Intersections, depths: Tensor, grid: TileGrid, numerics: Numerics) -> Tensor:
-    """Encodes gsplat's 64-bit ids: image | tile | depth, with 32 bits of fp32 depth. [M] int64
+    """Encodes gsplat's ``isect_ids``: image | tile | 32 bits of the fp32 depth. [M] int64
 
-    Front to back, the ids of a tile ascend, except where depths are negative: their bits descend.
+    Ids of a tile ascend front to back, except for negative depths, whose bits are in descending order.
     """
     tile_ids = intersections.tile_keys().to(torch.int32) + intersections.key_bias
     if grid.n_images > 1:
-        # The tiles of an image take as many ids as a power of two.
+        # The number of tile ids of an image is rounded up to a power of two.
         unused = (1 << tile_bits(grid.tiles_per_image, numerics)) - grid.tiles_per_image
         tile_ids = tile_ids + tile_ids // grid.tiles_per_image * unused
     bits = depths.detach().to(torch.float32).view(torch.int32)[intersections.flatten_ids]
@@ -217,5 +219,5 @@ def encode_ids(intersections: Intersections, depths: Tensor, grid: TileGrid, num
 
 
 def tile_bits(n_tiles: int, numerics: Numerics) -> int:
-    """Returns how many bits the tiles of an image have in ids."""
+    """Returns the number of bits of a tile in ``isect_ids``."""
     return (n_tiles if numerics.spare_tile_bit else n_tiles - 1).bit_length()

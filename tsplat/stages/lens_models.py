@@ -1,12 +1,11 @@
-"""Lenses and rolling shutters: their options checked, and the tensors of cameras that describe them.
+"""Lenses and rolling shutters: checks their options, and makes the tensors of cameras that describe them.
 
 ``Cameras.lens`` [..., C, 12] holds the coefficients of a lens in the order of ``kernels_torch/lenses/``, then zeros.
-``Cameras.Ks`` of f-theta cameras have focal lengths of 1, and principal points that count from the corner of the
-image.
+``Cameras.Ks`` of f-theta cameras have a focal length of 1, and a principal point relative to the corner of the image.
 
-Behind a windshield, 84 values follow these 12: the coefficients of four polynomials of degree 5, 21 each, which map the
-angles (phi, psi) of a ray: phi and psi from outside to inside, and the same from inside to outside. A polynomial has
-the powers 0 to 5 of phi, then 0 to 4 of phi times psi, and so on.
+Behind a windshield, 84 values follow these 12: 21 coefficients each of four polynomials of degree 5 in the angles
+(phi, psi) of a ray: phi and psi from outside to inside, then phi and psi from inside to outside. The order is that of
+phi^0 to phi^5, then psi times phi^0 to phi^4, and so on.
 
 ``Cameras.shutter`` [..., C, 20] is a ``Path`` of ``kernels_torch/shutters.py``.
 """
@@ -54,18 +53,18 @@ from ..kernels_torch.validation import camera_centers
 from ..runtime.tracing import is_tracing
 
 NEGLIGIBLE = 1e-30
-"""Smaller coefficients of an f-theta polynomial show in no image, and are taken for 0 where its domain is searched."""
+"""Smaller coefficients of an f-theta polynomial do not affect images. The search for its domain takes them as 0."""
 
 RASTERIZATION_ONLY = {
-    "lidar": "stages do not know spinning lidars; use rasterization, or the stages of tsplat.compat.gsplat"
+    "lidar": "single stages do not support spinning lidars; use rasterization, or the stages of tsplat.compat.gsplat"
 }
-"""Camera models that only ``rasterization`` takes, none of its stages, and what to do instead."""
+"""Camera models that ``rasterization`` supports and single stages do not -> what to do instead."""
 
 REQUIRES_UT = "it requires the unscented transform: with_ut=True, or fully_fused_projection_with_ut"
 
 
 class ExternalDistortionReferencePolynomial(enum.IntEnum):
-    """Selects the exact polynomials of a windshield: those from outside to inside, or their inverse."""
+    """Selects which polynomials of a windshield are exact: from outside to inside (forward), or the inverse."""
 
     FORWARD = 1
     BACKWARD = 2
@@ -73,18 +72,19 @@ class ExternalDistortionReferencePolynomial(enum.IntEnum):
 
 @dataclasses.dataclass
 class BivariateWindshieldModelParameters:
-    """A windshield in front of a camera, ``external_distortion_coeffs`` of :func:`tsplat.rasterization`.
+    """Parameters of a windshield in front of a camera, ``external_distortion_coeffs`` of :func:`tsplat.rasterization`.
 
-    With phi = asin(x / ‖p‖) and psi = asin(y / ‖p‖) of a point p of the camera frame, the lens sees the direction
-    (sin h, sin v, sqrt(1 - sin^2 h - sin^2 v)) in its place, where h and v are polynomials of phi and psi. Coefficients
-    are those of 1, phi, ..., phi^n, then of psi, phi psi, ..., phi^(n-1) psi, and so on: 1, 3, 6, 10, 15 or 21 for
-    degrees n of 0 to 5, as a tensor of any dtype and device or a sequence. Not differentiable.
+    For a point p = (x, y, z) of the camera frame, let phi = asin(x / ‖p‖) and psi = asin(y / ‖p‖). Behind the
+    windshield, the lens sees it in the direction (sin h, sin v, sqrt(1 - sin^2 h - sin^2 v)), where h and v are
+    polynomials in phi and psi. Coefficients are ordered 1, phi, ..., phi^n, then psi, phi psi, ..., phi^(n-1) psi, and
+    so on: 1, 3, 6, 10, 15 or 21 coefficients for degrees n from 0 to 5, as a sequence or a tensor of any dtype and
+    device. Not differentiable.
 
     Attributes:
-        horizontal_poly, vertical_poly: h and v, which points are projected by.
-        horizontal_poly_inverse, vertical_poly_inverse: Their inverse, from what the lens sees to what is outside, which
-            rays of pixels are computed by.
-        reference_poly: Which of them was calibrated. As in gsplat, it is checked and has no effect.
+        horizontal_poly, vertical_poly: h and v, used to project points.
+        horizontal_poly_inverse, vertical_poly_inverse: The inverse, from the directions that the lens sees to the
+            directions outside, used to compute the rays of pixels.
+        reference_poly: Which polynomials were calibrated. As in gsplat, it is checked and has no effect.
     """
 
     horizontal_poly: Tensor | Sequence[float] = (0.0, 1.0, 0.0)
@@ -96,11 +96,11 @@ class BivariateWindshieldModelParameters:
 
 POLYNOMIALS = ("horizontal_poly", "vertical_poly", "horizontal_poly_inverse", "vertical_poly_inverse")
 DEGREES = {1: 0, 3: 1, 6: 2, 10: 3, 15: 4, 21: 5}
-"""Degrees of polynomials of two angles, by their number of coefficients."""
+"""Number of coefficients of a polynomial in two angles -> its degree."""
 
 
 class LensArguments(NamedTuple):
-    """The arguments about lenses and shutters as the caller passed them; see :func:`tsplat.rasterization`."""
+    """The arguments of :func:`tsplat.rasterization` about lenses and shutters, as given."""
 
     radial_coeffs: Tensor | None = None
     tangential_coeffs: Tensor | None = None
@@ -110,23 +110,23 @@ class LensArguments(NamedTuple):
     viewmats_rs: Tensor | None = None
 
     def given(self) -> dict[str, Any]:
-        """Returns what was passed, by name."""
+        """Returns the arguments that are not None, by name."""
         return {name: value for name, value in zip(self._fields, self) if value is not None}
 
 
 def name_of(rolling_shutter: Any) -> Any:
-    """Returns the name of a :class:`RollingShutterType` of tsplat or of gsplat, and other values as they are."""
+    """Returns the name of an enum member, of tsplat or gsplat. Returns other values unchanged."""
     return getattr(rolling_shutter, "name", rolling_shutter)
 
 
 def check_camera_model(camera_model: object, *, with_ut: bool = False) -> None:
-    """Raises unless a camera model is implemented, with or without the unscented transform."""
+    """Raises unless a camera model is supported, with or without the unscented transform."""
     others = {model: REQUIRES_UT for model, lens in LENSES.items() if not (with_ut or lens.has_jacobian)}
     check_choice("camera_model", camera_model, CAMERA_MODELS, RASTERIZATION_ONLY | others)
 
 
 def given_intrinsics(Ks: Tensor | None, model: object, viewmats: object, size: tuple[Any, Any]) -> Any:
-    """Returns intrinsics as given; of cameras that wrap, those of a full panorama [..., C, 3, 3] in place of None."""
+    """Returns Ks, or if it is None and the model is a panorama, the intrinsics [..., C, 3, 3] of a full panorama."""
     lens = LENSES.get(model) if isinstance(model, str) else None
     if Ks is not None or lens is None or not lens.wraps or not isinstance(viewmats, Tensor) or viewmats.dim() < 2:
         return Ks
@@ -138,7 +138,7 @@ def given_intrinsics(Ks: Tensor | None, model: object, viewmats: object, size: t
 
 
 def u_periods(projected: ProjectedGaussians, cameras: Cameras, model: str) -> Tensor | None:
-    """Returns the period of u [nnz], the pixels of 360 degrees, of the camera of each row; None if they do not wrap."""
+    """Returns the period of u for each row [nnz], the pixels of 360 degrees; None if columns do not wrap."""
     if not LENSES[model].wraps:
         return None
     periods, ids = 2 * math.pi * cameras.Ks[..., 0, 0].abs().flatten(), projected.image_ids()
@@ -153,7 +153,7 @@ def check_unscented(
     if with_ut:
         wraps = LENSES[model].wraps
         transform = Unscented.of(check_parameters(ut_params), numerics, radial or wraps)
-        # gsplat has no panoramas, and columns of lidars are not those of their images of angles.
+        # gsplat has no panoramas, and the columns of a lidar differ from the columns of its panorama.
         return transform._replace(whole_lines=transform.whole_lines and not wraps)
     if ut_params is not None:
         raise ArgumentError("ut_params: requires with_ut=True, found with_ut=False")
@@ -163,7 +163,7 @@ def check_unscented(
 
 
 def check_parameters(given: object) -> UnscentedTransformParameters:
-    """Checks parameters, of tsplat or of gsplat."""
+    """Checks the parameters of an unscented transform, of tsplat or gsplat."""
     if given is None:
         return UnscentedTransformParameters()
     numbers = {
@@ -182,7 +182,7 @@ def check_parameters(given: object) -> UnscentedTransformParameters:
 def add_lens(
     cameras: Cameras, lens: LensArguments, settings: ProjectionSettings, batch: torch.Size, n_cameras: int
 ) -> Cameras:
-    """Adds the tensors of lenses and shutters to cameras whose other tensors were checked.
+    """Adds ``lens`` and ``shutter`` to checked cameras.
 
     Raises:
         ArgumentError: A shape, dtype or device is invalid, or a tensor does not fit the camera model or the shutter.
@@ -198,7 +198,7 @@ def add_lens(
         raise ArgumentError(f"viewmats_rs: expected {expected}, as rolling_shutter is {readout}")
     windshield = given.pop("external_distortion_coeffs", None)
     if model == "ftheta":
-        # A windshield is in front of the camera. By z, what is behind the camera is in front of the near plane.
+        # A windshield covers the front only. With depths z, points behind the camera are in front of the near plane.
         may_see_behind = settings.unscented.radial and windshield is None
         cameras = _add_ftheta(cameras, given.pop("ftheta_coeffs", None), batch, n_cameras, may_see_behind)
     elif windshield is not None and (LENSES[model].is_parallel or LENSES[model].wraps):
@@ -225,7 +225,7 @@ def add_lens(
 
 
 def _add_windshield(cameras: Cameras, windshield: object) -> Cameras:
-    """Adds a windshield, of tsplat or of gsplat, to cameras that have a lens."""
+    """Appends the polynomials of a windshield, of tsplat or gsplat, to the lens of cameras."""
     assert cameras.lens is not None
     names = tuple(ExternalDistortionReferencePolynomial.__members__)
     reference = name_of(getattr(windshield, "reference_poly", None))
@@ -235,7 +235,7 @@ def _add_windshield(cameras: Cameras, windshield: object) -> Cameras:
 
 
 def _bivariate(windshield: object, name: str, like: Tensor) -> Tensor:
-    """Returns coefficients of a polynomial of two angles, as those of degree 5, of a tensor's dtype and device. [21]"""
+    """Returns the coefficients of a polynomial in two angles, padded to degree 5, in the dtype of a tensor. [21]"""
     given: Any = getattr(windshield, name, None)
     name = f"external_distortion_coeffs.{name}"
     if isinstance(given, (Sequence, np.ndarray)):
@@ -251,7 +251,7 @@ def _bivariate(windshield: object, name: str, like: Tensor) -> Tensor:
 
 
 def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: int, may_see_behind: bool) -> Cameras:
-    """Adds an f-theta lens, of tsplat or of gsplat, that may see behind the camera if told so."""
+    """Adds an f-theta lens, of tsplat or gsplat, to cameras."""
     names = tuple(FThetaPolynomialType.__members__)
     reference = name_of(getattr(ftheta, "reference_poly", None))
     check_choice("ftheta_coeffs.reference_poly", reference, names)
@@ -264,7 +264,7 @@ def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: 
         )
     c, d, e = _numbers(ftheta, "linear_cde", 3)
     if abs(c - d * e) < 1e-8:
-        raise ArgumentError(f"ftheta_coeffs.linear_cde: expected c - d e other than 0, found {describe([c, d, e])}")
+        raise ArgumentError(f"ftheta_coeffs.linear_cde: expected c - d e != 0, found {describe([c, d, e])}")
     angle = check_number("ftheta_coeffs.max_angle", getattr(ftheta, "max_angle", None), finite=True)
     if angle <= 0:
         raise ArgumentError(f"ftheta_coeffs.max_angle: expected a number above 0, found {angle}")
@@ -273,30 +273,30 @@ def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: 
     values = [*coefficients[1:], angle, distance, c, d, e, float(inverts), float(around)]
     viewmats, Ks = cameras.viewmats, cameras.Ks
     dtype = torch.promote_types(torch.promote_types(torch.float32, viewmats.dtype), Ks.dtype)
-    own = torch.eye(3, dtype=dtype, device=Ks.device).repeat(*batch, n_cameras, 1, 1)
-    own[..., :2, 2] = Ks[..., :2, 2].detach().to(dtype) + 0.5  # gsplat counts from the center of the first pixel
+    intrinsics = torch.eye(3, dtype=dtype, device=Ks.device).repeat(*batch, n_cameras, 1, 1)
+    intrinsics[..., :2, 2] = Ks[..., :2, 2].detach().to(dtype) + 0.5  # gsplat: relative to the center of pixel (0, 0)
     lens = _on_device(tuple(values), dtype, Ks.device)
-    return cameras._replace(Ks=own, lens=lens.repeat(*batch, n_cameras, 1))
+    return cameras._replace(Ks=intrinsics, lens=lens.repeat(*batch, n_cameras, 1))
 
 
 def _on_device(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copies numbers to a device once, as the copy waits for it, which a CUDA graph does not allow.
+    """Returns numbers as a tensor on a device, cached: the copy is synchronous, which a CUDA graph does not allow.
 
-    A trace gets a copy of its own, which it knows to be constant.
+    A trace makes its own tensor, which it then recognizes as a constant.
     """
     make = _on_device_once.__wrapped__ if is_tracing() else _on_device_once
     tensor: Tensor = make(values, dtype, device)
     return tensor
 
 
-@functools.cache  # for good, as CUDA graphs may read it
+@functools.cache  # unbounded: CUDA graphs may read the tensors
 def _on_device_once(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _numbers(ftheta: object, name: str, n: int) -> list[float]:
-    """Returns finite numbers of a sequence of n, a field of an f-theta lens."""
+    """Checks a field of an f-theta lens, n finite numbers, and returns it as a list."""
     given: Any = getattr(ftheta, name, None)
     is_sequence = isinstance(given, (Sequence, np.ndarray, Tensor)) and getattr(given, "ndim", 1) == 1
     if not is_sequence or len(given) != n:
@@ -304,13 +304,13 @@ def _numbers(ftheta: object, name: str, n: int) -> list[float]:
     numbers = [check_number(f"ftheta_coeffs.{name}", value, finite=True) for value in given]
     if max(map(abs, numbers)) > MAGNITUDE_MAX:
         raise ArgumentError(
-            f"ftheta_coeffs.{name}: expected numbers of at most {MAGNITUDE_MAX:g}, found {describe(given)}"
+            f"ftheta_coeffs.{name}: expected numbers of at most {MAGNITUDE_MAX:g} in magnitude, found {describe(given)}"
         )
     return numbers
 
 
 def _largest_of_ftheta(coefficients: list[float], angle: float, inverts: bool) -> tuple[float, float]:
-    """Returns the largest angle, at most the given one, up to which a polynomial grows; and its distance in pixels."""
+    """Returns the largest angle, up to a bound, below which an f-theta polynomial increases, and its pixel distance."""
     polynomial = np.polynomial.Polynomial([c if abs(c) > NEGLIGIBLE else 0.0 for c in coefficients])
 
     def first_root(of: np.polynomial.Polynomial) -> float:
@@ -326,15 +326,15 @@ def _largest_of_ftheta(coefficients: list[float], angle: float, inverts: bool) -
 
 
 def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
-    """Returns the path of a camera from one pose to another, [..., 4, 4] each: the values of a `Path`."""
-    # Of invalid poses, no gradient is computed.
+    """Returns the path of a camera between two poses [..., 4, 4], as the 20 values of a `Path`."""
+    # Invalid poses are replaced, so that they get no gradient.
     largest = torch.maximum(start.detach().abs().amax((-2, -1)), end.detach().abs().amax((-2, -1)))[..., None]
     valid, still = largest <= MAGNITUDE_MAX, torch.eye(4, dtype=end.dtype, device=end.device)
     start, end = (torch.where(valid[..., None], pose, still) for pose in (start, end))
     q0, q1 = quaternions(start[..., :3, :3]), quaternions(end[..., :3, :3])
     cosine = (q0 * q1).sum(-1, keepdim=True)
     q1 = torch.where(cosine < 0, -q1, q1)
-    # Precise for small angles, as the cosine is not.
+    # angle = 2 atan2(|q1 - q0|, |q1 + q0|), which is precise for small angles. acos(cosine) is not.
     angle = 2 * torch.atan2((q1 - q0).norm(dim=-1, keepdim=True), (q1 + q0).norm(dim=-1, keepdim=True))
     rotates = angle > torch.finfo(start.dtype).eps
     inverse = torch.where(rotates, 1 / torch.where(rotates, angle, 1.0).sin(), 0.0)
@@ -343,8 +343,8 @@ def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
     return torch.where(valid, torch.cat(path, -1), largest)
 
 
-def away(shutter: Tensor, valid: Tensor) -> Tensor:
-    """Replaces the paths of cameras that are not valid by paths from which everything is behind."""
+def replace_invalid_paths(shutter: Tensor, valid: Tensor) -> Tensor:
+    """Replaces the paths of invalid cameras by paths on which everything is behind the camera."""
     behind = shutter.new_zeros(shutter.shape[-1])
     path = path_of(behind)
     for q, t in ((path.q0, path.t0), (path.q1, path.t1)):

@@ -1,15 +1,15 @@
-"""Spinning lidars: their parameters, the rays of their elements, and the boxes by which Gaussians are listed.
+"""Spinning lidars: their parameters, the rays of their elements, and the tiles in which Gaussians are listed.
 
-A range image has an element for each row and column. In the frame of a lidar, x points forward, y left and z up. With
-the elevation e of a row, and the azimuth a, the sum of that of a column and the offset of the row, the ray of an
-element is (cos a cos e, sin a cos e, sin e).
+A range image has an element for each row and column. In the frame of a lidar, x points forward, y left and z up. The
+ray of an element is (cos a cos e, sin a cos e, sin e), with the elevation e of its row and the azimuth a, the sum of
+the azimuth of its column and the offset of its row.
 
-A lidar is a panorama whose pixels have these rays. Gaussians are projected to angles, ``SCALE`` pixels per radian along
-both axes, by the equirectangular lens: u grows with columns, v with rows. As they are evaluated along rays, projection
-only says which tiles may show them. :meth:`LidarLayout.boxes` looks up rows and columns within these bounds.
+A lidar is rendered as a panorama with these rays. Gaussians are projected by the equirectangular lens to the *image of
+angles*, with ``SCALE`` pixels per radian along both axes: u grows with columns, v with rows. As Gaussians are evaluated
+along rays, their projection only selects tiles. :meth:`LidarLayout.boxes` converts its bounds to rows and columns.
 
-Azimuths of a column differ between rows by their offsets. What is composited is therefore an aligned image: each row is
-moved by a whole number of columns, so that its azimuths are about those of the others.
+The azimuths of a column differ between rows, by the offsets. Compositing therefore uses an *aligned image*, in which
+each row is shifted by a whole number of columns, so that a column has about the same azimuth in all rows.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .eval3d import rays_of, to_world
 from .lens_models import name_of
 
 SCALE = 1024
-"""Pixels per radian of projected Gaussians, as in gsplat."""
+"""Pixels per radian of the image of angles, as in gsplat."""
 
-TURN = 2 * math.pi * SCALE
-"""Pixels of 360 degrees."""
+FULL_CIRCLE = 2 * math.pi * SCALE
+"""Pixels of 360 degrees in the image of angles."""
 
 SUPPORT = 3.33
-"""Standard deviations at which alpha of an opaque Gaussian is 1/255."""
+"""Distance in standard deviations at which an opaque Gaussian has an alpha of 1/255."""
 
 SLACK = 1.03
-"""Factor of half extents: the ellipse of a Gaussian bounds its angles to first order."""
+"""Factor of half extents, as the ellipse of a Gaussian bounds its angles only to first order."""
 
 MARGIN = 1e6
-"""Sigma points are valid this many image sizes outside of the image, as a lidar's Gaussians are seen from anywhere."""
+"""Margin around the image in which sigma points are valid, in image sizes: all of them are."""
 
 TABLES = ("row_elevations_rad", "column_azimuths_rad", "row_azimuth_offsets_rad")
 
@@ -58,7 +58,7 @@ class SpinningDirection(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class FOV:
-    """A field of view in radians: where it starts, how wide it is, and in which direction it extends."""
+    """A field of view in radians: its start, its span, and the direction from start to end."""
 
     start: float
     span: float
@@ -72,17 +72,18 @@ class FOV:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RowOffsetStructuredSpinningLidarModelParameters:
-    """A spinning lidar, ``lidar_coeffs`` of :func:`tsplat.rasterization`; with gsplat 1.6's name and fields.
+    """Parameters of a spinning lidar, ``lidar_coeffs`` of :func:`tsplat.rasterization`. Named as in gsplat 1.6.
 
     The ray of row r and column c has the elevation ``row_elevations_rad[r]`` and the azimuth
     ``column_azimuths_rad[c] + row_azimuth_offsets_rad[r]``, in the frame of the lidar: x forward, y left, z up.
 
     Attributes:
-        row_elevations_rad: [H] angles above the plane of x and y, radians, descending, of any spacing. Differentiable,
-            as the other two.
-        column_azimuths_rad: [W] angles from x to y, radians, in the direction of the spin, less than a turn in all.
-        row_azimuth_offsets_rad: [H] added to the azimuths of a row, radians.
-        spinning_frequency_hz: Turns per second. Not read: ``viewmats_rs`` are the poses at the end of a sweep.
+        row_elevations_rad: [H] angles above the xy plane in radians, descending, with any spacing. Differentiable, as
+            are the other two tensors.
+        column_azimuths_rad: [W] angles from x to y in radians, in the direction of the spin, spanning less than 360
+            degrees.
+        row_azimuth_offsets_rad: [H] offsets added to the azimuths of each row, radians.
+        spinning_frequency_hz: Revolutions per second. Not read: ``viewmats_rs`` are the poses at the end of a sweep.
         spinning_direction: A :class:`SpinningDirection`.
         fov_eps_factor: As in gsplat; not read.
     """
@@ -106,8 +107,7 @@ class RowOffsetStructuredSpinningLidarModelParameters:
 
     @property
     def fov_eps_rad(self) -> float:
-        """gsplat's tolerance at the borders of fields of view: ``fov_eps_factor`` epsilons of the angles' dtype. Not
-        read."""
+        """gsplat's tolerance at the borders of the field of view, ``fov_eps_factor`` * eps of the dtype. Not read."""
         return self.fov_eps_factor * torch.finfo(self.row_elevations_rad.dtype).eps
 
     @property
@@ -118,7 +118,7 @@ class RowOffsetStructuredSpinningLidarModelParameters:
 
     @property
     def fov_horiz_rad(self) -> FOV:
-        """The field of view from the first to the last azimuth of any row, at most a turn."""
+        """The field of view from the first to the last azimuth of any row, at most 360 degrees."""
         grows = self.spinning_direction is SpinningDirection.COUNTER_CLOCKWISE
         offsets = (self.row_azimuth_offsets_rad.min().item(), self.row_azimuth_offsets_rad.max().item())
         steps = self.column_azimuths_rad.double().diff() * (1 if grows else -1)
@@ -129,25 +129,26 @@ class RowOffsetStructuredSpinningLidarModelParameters:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LidarLayout:
-    """The places of a lidar's elements in the aligned image, and the map of angles to its rows and columns.
+    """Maps between a lidar's range image, its aligned image and its image of angles.
 
     Attributes:
         tables: Elevations [H], azimuths [W] and offsets [H] as given.
-        n_rows, n_columns: H and W, of the range image.
-        width: Columns of the aligned image, at least W and at most about those of a turn.
-        period: Columns of 360 degrees; the width if rows go around it.
-        pixels: [H * W] int64, the pixel of each element among those of the aligned image, row by row; None if they are
-            the same.
+        n_rows, n_columns: H and W of the range image.
+        width: Columns of the aligned image: at least W, and unless W is larger, at most those of 360 degrees.
+        period: Columns of 360 degrees in the aligned image; the width if rows wrap around.
+        pixels: [H * W] int64, flat pixel in the aligned image of each element of the range image; None if the images
+            are the same.
         panorama: Width and height of the image of angles.
         row_v: [H] v of each row in the image of angles, ascending.
-        column_u: [W + 1] u of each column of a row without an offset, from that of the first one, ascending; then
-            ``TURN``.
-        first_u, first_column: Where the first column of such a row is in the image of angles, and in the aligned image.
+        column_u: [W + 1] u of each column, for a row without an offset, relative to the first column, ascending; then
+            ``FULL_CIRCLE``.
+        first_u, first_column: The first column of a row without an offset: its u, and its column in the aligned image.
         center: cx and cy of the image of angles.
-        fx: ``SCALE`` if clockwise, otherwise its negative, as longitudes grow clockwise.
-        column_errors: Least and largest of the exact columns of elements less their whole ones in the aligned image.
-        time_error: Most that the time of an element differs from that of its place in the image of angles, in sweeps.
-        offset_max: Most that offsets move elements, pixels of angles.
+        fx: ``SCALE`` if the lidar spins clockwise, otherwise ``-SCALE``, as longitudes grow clockwise.
+        column_errors: Minimum and maximum of (exact column - whole column) of elements in the aligned image.
+        time_error: Maximum difference between the time of an element and the time of its u in the image of angles, in
+            sweeps.
+        offset_max: Maximum magnitude of the offsets, in pixels of the image of angles.
     """
 
     tables: tuple[Tensor, Tensor, Tensor]
@@ -169,10 +170,10 @@ class LidarLayout:
 
     @classmethod
     def of(cls, lidar: object) -> LidarLayout:
-        """Checks a lidar, of tsplat or of gsplat, and lays out its elements.
+        """Checks the parameters of a lidar, of tsplat or gsplat, and computes its layout.
 
         Raises:
-            ArgumentError: It has no such fields, or they do not describe a spinning lidar.
+            ArgumentError: A field is missing, or the fields do not describe a spinning lidar.
         """
         tables = tuple(check_tensor(f"lidar_coeffs.{n}", getattr(lidar, n, None), [None], "[n]") for n in TABLES)
         check_devices({f"lidar_coeffs.{name}": table for name, table in zip(TABLES, tables)})
@@ -181,15 +182,15 @@ class LidarLayout:
         layout = next((known for key, known in _layouts if _is_same(key, direction, tables)), None)
         if layout is None:
             layout = _lay_out(tables, 1 if direction == "COUNTER_CLOCKWISE" else -1)
-            if all(table.grad_fn is None for table in tables):  # whose graphs would be kept
+            if all(table.grad_fn is None for table in tables):  # do not keep graphs alive
                 _layouts.append(((direction, tables, _versions(tables)), layout))
                 del _layouts[:-LAYOUTS_MAX]
         return layout
 
     def cameras(self, cameras: Cameras) -> Cameras:
-        """Returns the cameras of the image of angles, given those whose ``viewmats`` lead to frames of lidars.
+        """Returns the cameras of the image of angles. ``viewmats`` of the given cameras map to the frame of the lidar.
 
-        Without valid ``viewmats``, it returns what is given, which later checks refuse.
+        Returns cameras with invalid ``viewmats`` unchanged, for later checks to raise.
         """
         viewmats = self.camera_frame(cameras.viewmats)
         if not isinstance(viewmats, Tensor) or viewmats.dim() < 2:
@@ -201,25 +202,25 @@ class LidarLayout:
 
     @staticmethod
     def camera_frame(poses: Any) -> Any:
-        """Rotates the frames that poses [..., 4, 4] lead to from those of lidars to x right, y down and z forward.
+        """Converts world-to-lidar poses [..., 4, 4] to world-to-camera poses: x right, y down, z forward.
 
-        Returns anything else as it is.
+        Returns other values unchanged.
         """
         if not isinstance(poses, Tensor) or poses.shape[-2:] != (4, 4):
             return poses
         x, y, z, last = poses.unbind(-2)
         return torch.stack([-y, -z, x, last], -2)
 
-    def seen_by(self, camera: CameraSettings) -> CameraSettings:
-        """Returns the settings of the image of angles."""
+    def panorama_settings(self, camera: CameraSettings) -> CameraSettings:
+        """Returns camera settings for the image of angles."""
         return dataclasses.replace(camera, width=self.panorama[0], height=self.panorama[1])
 
-    def aligned(self, camera: CameraSettings) -> CameraSettings:
-        """Returns the settings of the aligned image."""
+    def aligned_settings(self, camera: CameraSettings) -> CameraSettings:
+        """Returns camera settings for the aligned image."""
         return dataclasses.replace(camera, width=self.width)
 
     def directions(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the unit directions of elements in the frame of the camera, [H, W] each, of a dtype and device."""
+        """Returns the unit directions of elements in the camera frame, [H, W] each, in the dtype of a tensor."""
         elevations, azimuths, offsets = (table.to(like) for table in self.tables)
         azimuth, elevation = azimuths + offsets[:, None], elevations[:, None]
         across = elevation.cos()
@@ -231,14 +232,14 @@ class LidarLayout:
         return rays._replace(per_pixel=self.align(rays.per_pixel))
 
     def element_rays(self, cameras: Cameras, settings: CameraSettings, *, unit: bool) -> Rays:
-        """Returns the rays of the range images of all cameras [B, C], whose size settings need not have."""
+        """Returns the rays of the range images of all cameras [B, C]. The size in `settings` is ignored."""
         shape = (cameras.viewmats.shape[:2].numel(), self.n_rows, self.n_columns)
         along = self.directions(cameras.viewmats)
         settings = dataclasses.replace(settings, width=self.n_columns, height=self.n_rows)
         return rays_of(tuple(d.expand(shape) for d in along), cameras, settings, unit=unit)  # type: ignore[arg-type]
 
     def align(self, values: Tensor) -> Tensor:
-        """Moves values [..., H, W] of elements to the aligned image, with zeros elsewhere. Differentiable."""
+        """Moves values [..., H, W] from the range image to the aligned image, zero elsewhere. Differentiable."""
         if self.pixels is None:
             return values
         flat = values.flatten(-2)
@@ -247,7 +248,7 @@ class LidarLayout:
         return aligned.view(*values.shape[:-1], self.width)
 
     def range_image(self, values: Tensor) -> Tensor:
-        """Takes the elements [..., H, W, D] of aligned images. Differentiable."""
+        """Moves values from aligned images [..., H, width, D] to range images [..., H, W, D]. Differentiable."""
         if self.pixels is None:
             return values
         chosen = values.flatten(-3, -2).index_select(-2, self.pixels.to(values.device))
@@ -256,28 +257,27 @@ class LidarLayout:
     def boxes(
         self, projected: ProjectedGaussians, cameras: Cameras, numerics: Numerics
     ) -> tuple[ProjectedGaussians, Tensor]:
-        """Returns means and radii as boxes of the aligned image, for lists of tiles, and the period of columns [nnz].
+        """Returns means and radii of boxes in the aligned image, to intersect with tiles, and the period [nnz].
 
-        Gaussians without an element within their bounds have radii of 0. With a rolling shutter, bounds are wider by
-        what motion may add: between the time at which projection finds a Gaussian, and those of all elements that may
-        show it.
+        Gaussians without an element inside their bounds get radii of 0. With a rolling shutter, bounds are widened by
+        the possible motion between the time of the projection and the times of the elements.
         """
         means, radii = projected.means2d.detach().reshape(-1, 2), projected.radii.reshape(-1, 2)
         seen = (radii > 0).all(-1)
         half = radii.to(means.dtype)
-        # The bounding sphere holds the lidar, if it covers a right angle.
-        holds_lidar = half[:, 1] >= TURN / 4
+        # If its half height is 90 degrees, the bounding sphere of the Gaussian contains the lidar.
+        holds_lidar = half[:, 1] >= FULL_CIRCLE / 4
         half = SLACK * SUPPORT / min(numerics.extend, SUPPORT) * half + 1
         if cameras.shutter is not None:
             half = half + self._motion_bounds(means, half, projected, cameras.shutter)
-        half = torch.where(holds_lidar[:, None], TURN, half)
+        half = torch.where(holds_lidar[:, None], FULL_CIRCLE, half)
         low, high = (means - half).unbind(-1), (means + half).unbind(-1)
         row_v = self.row_v.to(means)
         first_row = torch.searchsorted(row_v, low[1].contiguous())
         end_row = torch.searchsorted(row_v, high[1].contiguous(), right=True)
         left = self._columns(low[0]) - self.column_errors[1]
         right = self._columns(high[0]) - self.column_errors[0]
-        is_sector = 2 * half[:, 0] < TURN
+        is_sector = 2 * half[:, 0] < FULL_CIRCLE
         left, right = torch.where(is_sector, left, 0.0), torch.where(is_sector, right, self.period)
         centers = torch.stack([0.5 * (left + right + 1), 0.5 * (first_row + end_row)], -1)
         half_height = (0.5 * (end_row - first_row - 1)).clamp_min(0.5)
@@ -289,35 +289,35 @@ class LidarLayout:
         return boxed, means.new_full((len(means),), self.period)
 
     def _columns(self, u: Tensor) -> Tensor:
-        """Returns the columns of the aligned image at positions u [nnz] of the image of angles, as real numbers."""
+        """Converts u [nnz] of the image of angles to fractional columns of the aligned image."""
         column_u = self.column_u.to(u)
         x = u - self.first_u
-        turns = (x / TURN).floor()
-        x = x - TURN * turns
+        turns = (x / FULL_CIRCLE).floor()
+        x = x - FULL_CIRCLE * turns
         i = torch.searchsorted(column_u, x.contiguous(), right=True).clamp(1, self.n_columns) - 1
-        # From the last column to the first one of the next turn.
+        # The last interval is the gap between the last column and the first column of the next turn.
         step = torch.where(i == self.n_columns - 1, self.period - (self.n_columns - 1), 1.0)
         fraction = (x - column_u[i]) / (column_u[i + 1] - column_u[i])
         return self.first_column + i + step * fraction + self.period * turns
 
     def _motion_bounds(self, means: Tensor, half: Tensor, projected: ProjectedGaussians, shutter: Tensor) -> Tensor:
-        """Returns what motion during a sweep may add to half extents [nnz, 2], in pixels of the image of angles."""
+        """Bounds how much the motion during a sweep adds to half extents [nnz, 2], pixels of the image of angles."""
         ids = projected.image_ids()
         flat = shutter.detach().flatten(0, 1)
         poses = flat.repeat_interleave(projected.n_gaussians, 0) if ids is None else flat[ids]
         path, (rows, start) = path_of(poses), pose_at(poses, torch.zeros_like(poses[:, 0]))
         distance = (path.center + torch.stack(to_world(rows, start), -1)).norm(dim=-1)
         rotation, t_max = path.angle[:, 0], torch.maximum(path.t0.norm(dim=-1), path.t1.norm(dim=-1))
-        # Translations are interpolated, so that the center moves along an arc.
+        # t(s) is interpolated, so the center -R(s)^T t(s) moves on an arc: add a bound of its sagitta to its distance.
         shift = distance + 0.25 * rotation * (rotation * t_max + 2 * (path.t1 - path.t0).norm(dim=-1))
         depths, size = projected.depths.detach().reshape(-1), half[:, 1] / SCALE
         nearest = depths * (1 - size).clamp_min(0) - shift
-        # The angle by which a sweep moves a direction, and the fraction of a sweep within a Gaussian's bounds.
+        # The angle by which a sweep moves a direction, and the fraction of a sweep inside the bounds of a Gaussian.
         of_sweep = rotation + shift / nearest.clamp_min(1e-9)
         latitude = ((means[:, 1] - self.center[1]) / SCALE).abs()
         u, width = means[:, 0], self.panorama[0]
         fraction = self.time_error + half[:, 0] / max(width - 1, 1)
-        # At the seam, elements are exposed at the start or at the end.
+        # At the seam of the panorama, elements are exposed at the start or at the end of the sweep.
         to_seam = torch.minimum(u, width - u) - half[:, 0] - self.offset_max
         cosine = (latitude + size + of_sweep).clamp_max(0.5 * math.pi).cos()
         at_seam = to_seam < SCALE * of_sweep / cosine.clamp_min(1e-3)
@@ -329,7 +329,7 @@ class LidarLayout:
 
 LAYOUTS_MAX = 8
 _layouts: list[tuple[Any, LidarLayout]] = []
-"""Layouts of the lidars that were used last, with the tensors that they follow from."""
+"""Cache of recent layouts: (direction, tables, versions of the tables) and the layout."""
 
 
 def _versions(tables: tuple[Tensor, ...]) -> list[int] | None:
@@ -343,7 +343,7 @@ def _is_same(key: Any, direction: str, tables: tuple[Tensor, ...]) -> bool:
 
 
 def _check_angles(elevations: np.ndarray, azimuths: np.ndarray, offsets: np.ndarray, sign: int) -> np.ndarray:
-    """Checks the angles of a lidar. Returns azimuths from the first one in the direction of the spin, ascending."""
+    """Checks the angles of a lidar. Returns azimuths relative to the first, in the direction of the spin, ascending."""
     n_rows, n_columns = len(elevations), len(azimuths)
     if not n_rows or not n_columns or len(offsets) != n_rows:
         found = f"{n_rows} rows, {n_columns} columns and {len(offsets)} offsets"
@@ -353,7 +353,7 @@ def _check_angles(elevations: np.ndarray, azimuths: np.ndarray, offsets: np.ndar
             raise ArgumentError(
                 f"lidar_coeffs.{name}: expected finite angles in radians, found NaN or infinity; check the lidar"
             )
-    if (np.diff(elevations) >= 0).any() or abs(elevations).max() > math.pi / 2 + 1e-6:  # of a right angle in fp32
+    if (np.diff(elevations) >= 0).any() or abs(elevations).max() > math.pi / 2 + 1e-6:  # tolerance for pi / 2 in fp32
         raise ArgumentError(
             "lidar_coeffs.row_elevations_rad: expected angles between pi / 2 and -pi / 2 in descending order; sort the "
             "rows from top to bottom"
@@ -361,23 +361,23 @@ def _check_angles(elevations: np.ndarray, azimuths: np.ndarray, offsets: np.ndar
     if abs(offsets).max() > math.pi:
         raise ArgumentError(
             "lidar_coeffs.row_azimuth_offsets_rad: expected angles of at most pi in magnitude, found "
-            f"{abs(offsets).max():.4g}; convert degrees to radians, or subtract turns"
+            f"{abs(offsets).max():.4g}; convert degrees to radians, or subtract 2 pi"
         )
     from_first = np.concatenate([[0.0], np.cumsum(np.mod(sign * np.diff(azimuths), 2 * math.pi))])
     if (np.diff(from_first) <= 0).any() or from_first[-1] >= 2 * math.pi:
         raise ArgumentError(
-            "lidar_coeffs.column_azimuths_rad: expected angles in the direction of the spin, less than a turn from the "
+            "lidar_coeffs.column_azimuths_rad: expected angles in the direction of the spin, less than 2 pi from the "
             "first to the last; sort the columns, or pass the other spinning_direction"
         )
     return from_first
 
 
 def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
-    """Checks the angles of a lidar, and lays out its elements; ``sign`` is 1 counterclockwise and -1 clockwise.
+    """Checks the angles of a lidar, and computes its layout. ``sign`` is 1 for counterclockwise and -1 for clockwise.
 
-    Angles are in the direction of the spin, from the first column of a row without an offset. Element (r, c) is at the
-    angle ``from_first[c] + moves[r]``. Its exact column grows by one between columns, and by that of an average pitch
-    in the gap behind the last one; its whole column is c plus the shift of its row.
+    Angles are in the direction of the spin, relative to the first column of a row without an offset. Element (r, c) is
+    at the angle ``from_first[c] + moves[r]``. Its exact column is this angle in columns, interpolated between columns,
+    with the average pitch in the gap behind the last column. Its whole column is c plus the shift of its row.
     """
     elevations, azimuths, offsets = (table.detach().cpu().double().numpy() for table in tables)
     from_first = _check_angles(elevations, azimuths, offsets, sign)
@@ -387,22 +387,22 @@ def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
     pitch = span / (n_columns - 1) if n_columns > 1 else gap
     moves = sign * offsets
     shifts = np.rint(moves / pitch).astype(np.int64)
-    # Columns of the aligned image are at most those of a turn, around which rows may go.
+    # The aligned image has at most the columns of 360 degrees. Rows may wrap around.
     period = n_columns - 1 + gap / pitch
     width, width_max = n_columns + int(np.ptp(shifts)), max(n_columns, round(period))
-    goes_around = width >= width_max
-    if goes_around:
+    wraps_around = width >= width_max
+    if wraps_around:
         width, period = width_max, float(width_max)
-    first_column = 0 if goes_around else -int(shifts.min())
+    first_column = 0 if wraps_around else -int(shifts.min())
     whole_columns = np.arange(n_columns) + (first_column + shifts)[:, None]
     knots = np.append(from_first, 2 * math.pi)
     angles = from_first + moves[:, None]
     turns = np.floor(angles / (2 * math.pi))
     exact = np.interp(angles - 2 * math.pi * turns, knots, np.append(np.arange(n_columns), period)) + period * turns
     column_errors = first_column + exact - whole_columns
-    if goes_around:
+    if wraps_around:
         whole_columns = whole_columns % width
-    # The image of angles begins and ends in front of and behind all elements, at most in the middle of the gap.
+    # The image of angles starts before and ends after all elements, but at most in the middle of the gap.
     before, after = (min(max(end, 0.0), 0.5 * gap) for end in (-moves.min(), moves.max()))
     size = math.ceil(SCALE * (before + span + after)) + 1
     times = np.mod(before + angles, 2 * math.pi) * SCALE / max(size - 1, 1)
@@ -435,16 +435,16 @@ def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
 def check_lidar(
     lidar: object, camera_model: object, rolling_shutter: str, *, is_exact: bool, sweeps: bool
 ) -> tuple[LidarLayout, str]:
-    """Checks the arguments of a call with a lidar. Returns its layout, and the name of its rolling shutter.
+    """Checks the arguments of a call with a lidar. Returns the layout, and the name of the rolling shutter.
 
     Args:
         lidar, camera_model, rolling_shutter: The arguments, the last one as a name.
         is_exact: Whether the call has ``with_ut`` and ``with_eval3d``.
-        sweeps: Whether the lidar moves during a sweep: whether there are ``viewmats_rs``.
+        sweeps: Whether the lidar moves during a sweep, that is, whether ``viewmats_rs`` is passed.
 
     Raises:
         ArgumentError: The arguments contradict each other, or the lidar is invalid.
-        UnsupportedError: The call does not evaluate Gaussians along exact rays.
+        UnsupportedError: ``is_exact`` is false.
     """
     if camera_model != "lidar":
         raise ArgumentError(f"lidar_coeffs: expected None, as camera_model is {camera_model!r}; pass 'lidar'")
@@ -454,11 +454,10 @@ def check_lidar(
         raise UnsupportedError(
             "camera_model: 'lidar' is not implemented without exact rays; pass with_ut=True and with_eval3d=True"
         )
-    across = RollingShutterType.ROLLING_LEFT_TO_RIGHT.name
-    none = RollingShutterType.GLOBAL.name
-    if rolling_shutter not in (none, across):
+    by_column = RollingShutterType.ROLLING_LEFT_TO_RIGHT.name
+    if rolling_shutter not in (RollingShutterType.GLOBAL.name, by_column):
         raise ArgumentError(
-            f"rolling_shutter: expected GLOBAL or {across} for lidars, which read columns in their order, found "
+            f"rolling_shutter: expected GLOBAL or {by_column} for lidars, which read columns in their order, found "
             f"{rolling_shutter}"
         )
-    return LidarLayout.of(lidar), across if sweeps else rolling_shutter
+    return LidarLayout.of(lidar), by_column if sweeps else rolling_shutter

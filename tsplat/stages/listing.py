@@ -1,7 +1,7 @@
-"""Listing: the intersections of projected Gaussians with tiles, sorted by tile and depth.
+"""Lists the intersections of projected Gaussians with tiles, sorted by tile and depth.
 
-PyTorch sorts integers by radix on a CPU, in parallel, if there are at least 32,768 of them; all else by comparisons,
-which take several times as long. NumPy sorts 16-bit integers by radix, of any number, in one thread.
+On a CPU, PyTorch uses a parallel radix sort for at least 32,768 integers, and otherwise a comparison sort, which takes
+several times as long. NumPy uses a radix sort, in one thread, for any number of 16-bit integers.
 """
 
 from __future__ import annotations
@@ -24,24 +24,21 @@ Band = tuple[int, int]
 """A band: its first flat tile row, and the one after its last."""
 
 RADIX_MIN = 32_768
-"""Number of integers from which PyTorch sorts by radix."""
+"""Number of integers from which PyTorch uses a radix sort."""
 
 SORTED_BY_NUMPY = {torch.float64, torch.float32, torch.int64, torch.int32, torch.int16}
 
 COMPARED_MAX = 1000
-"""Number of values up to which a comparison sort takes least time."""
+"""Number of values up to which a comparison sort is the fastest."""
 
 
 def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int = 1) -> Tensor:
-    """Sorts rows front to back, ties by row; with several segments, image by image.
+    """Sorts rows front to back, and by row for equal depths. Returns row indices [nnz] int64.
 
     Args:
         depths: [nnz].
         image_ids: [nnz] int64; None if rows are [n_segments, N].
-        n_segments: The number of images, to sort the rows of each on their own; or 1.
-
-    Returns:
-        [nnz] int64.
+        n_segments: The number of images, to sort the rows of each image separately; or 1.
     """
     if n_segments <= 1:
         return stable_argsort(depths)
@@ -64,30 +61,30 @@ def find_spans(
     needed: Tensor | None = None,
     read_n_intersections: Callable[[Tensor, int], int] | None = None,
 ) -> Spans:
-    """Finds the spans of a band: what each Gaussian intersects of each tile row.
+    """Finds the spans of a band: the runs of tiles that each Gaussian intersects in each tile row.
 
-    Without capacities, waits for the number of intersections, and for that of spans unless there cannot be many. With
-    them, waits for neither: there are as many of each as the capacities, and none in any tile if they do not fit.
+    Without capacities, waits for the number of intersections, and for the number of spans unless it is small. With
+    capacities, does not wait: lists have the sizes of the capacities, and are empty if one is exceeded.
 
     Args:
         capacities, needed: See :class:`Intersections`; or None.
-        read_n_intersections: Reads the number of intersections [] from the device, given that of spans; None for
+        read_n_intersections: Reads the number of intersections [] from the device, given the number of spans; None for
             ``int``.
 
     Raises:
-        ArgumentError: There are more rows or tiles, or without a budget intersections, than 32-bit indices hold.
-        OverBudgetError: The spans or their intersections exceed the budget; raised before they are allocated.
+        ArgumentError: There are more rows, tiles or, without a budget, intersections than 32-bit indices allow.
+        OverBudgetError: The spans or the intersections exceed the budget. Raised before they are allocated.
     """
     n_rows = screen.depth_order.numel()
     if max(n_rows, grid.n_tiles) > INDEX_MAX:
         raise ArgumentError(
             f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tiles_per_image} tiles are more "
-            "than 32-bit indices hold; render fewer cameras at a time, or smaller images"
+            "than 32-bit indices allow; render fewer cameras at a time, or smaller images"
         )
     kernels = launchers(screen.means2d.device, settings.backend)
 
     def prefix_sum(counts: Tensor, bound: int, element: int) -> tuple[Tensor, Tensor]:
-        """Returns the prefix sum [1 + n] int32 of counts, which begin with 0, and its total, at most the bound."""
+        """Returns the prefix sum [1 + n] int32 of counts, which begin with 0, and the total, at most `bound`."""
         if capacities is not None:
             sums = kernels.prefix_sums(counts, limit=Limit(needed, element, capacities[element]))
             return sums, sums[-1]
@@ -129,19 +126,19 @@ def list_with_capacities(
 ) -> Intersections:
     """Lists all intersections without waiting for their number.
 
-    If a capacity is exceeded, lists are empty, see ``needed`` of :class:`Intersections`.
+    If a capacity is exceeded, all lists are empty, see ``needed`` of :class:`Intersections`.
 
     Args:
-        needed: With the number of packed rows, if these have a capacity, too.
+        needed: The result of the projection, if packed rows have a capacity, too; otherwise None.
 
     Raises:
-        ArgumentError: There are more rows or tiles than 32-bit indices hold.
+        ArgumentError: There are more rows or tiles than 32-bit indices allow.
         MemoryBudgetError: The capacity exceeds the budget.
     """
     try:
         budget.admit(capacities.spans, max(capacities.intersections, capacities.entries))
     except OverBudgetError as error:
-        raise MemoryBudgetError(f"capacity: {error}; pass a smaller one, or None to render in bands") from None
+        raise MemoryBudgetError(f"capacity: {error}; pass a smaller capacity, or None to render in bands") from None
     if needed is None:
         needed = torch.zeros(N_NEEDED, dtype=torch.int64, device=screen.depth_order.device)
     band = (0, grid.n_tile_rows)
@@ -150,12 +147,12 @@ def list_with_capacities(
 
 
 def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> None:
-    """Raises if there are more than the budget allows, or without one than 32-bit indices hold."""
+    """Raises if spans and intersections exceed the budget, or without a budget 32-bit indices."""
     if budget is not None:
         budget.admit(n_spans, n_intersections)
     elif max(n_spans, n_intersections) > INDEX_MAX:
         raise ArgumentError(
-            f"means2d: {max(n_spans, n_intersections):,} intersections are more than 32-bit indices hold; pass fewer "
+            f"means2d: {max(n_spans, n_intersections):,} intersections are more than 32-bit indices allow; pass fewer "
             "images at a time, or smaller radii"
         )
 
@@ -169,10 +166,10 @@ def list_intersections(
     *,
     sort: bool = True,
 ) -> Intersections:
-    """Lists the intersections of spans by tile, then depth, then row; Gaussian by Gaussian if not sorted."""
+    """Lists the intersections of spans, sorted by tile, then depth, then row; Gaussian by Gaussian if not `sort`."""
     first_tile, n_tiles = band[0] * grid.tile_width, (band[1] - band[0]) * grid.tile_width
-    # Emitted in depth order, intersections need a stable sort by tile alone, with int16 keys while they fit.
-    short = n_tiles < 2**16  # one key remains for no tile
+    # Intersections are emitted in depth order, so a stable sort by tile suffices, with int16 keys if tiles fit.
+    short = n_tiles < 2**16  # one more key stands for "no tile"
     key_bias = first_tile + (2**15 if short else 0)
     key_dtype = torch.int16 if short else torch.int32
     kernels = launchers(screen.means2d.device, settings.backend)
@@ -197,7 +194,7 @@ def list_intersections(
 
 
 def _segments(screen: ScreenGaussians, grid: TileGrid, spans: Spans) -> list[int]:
-    """Returns the first intersection of each image, whose rows are side by side, and M: I + 1 ints."""
+    """Returns the first intersection of each image, then M: I + 1 ints. Rows must be ordered by image."""
     images = torch.arange(grid.n_images + 1, device=screen.depth_order.device)
     if screen.image_ids is None:
         starts = images * (screen.depth_order.numel() // max(grid.n_images, 1))
@@ -208,7 +205,7 @@ def _segments(screen: ScreenGaussians, grid: TileGrid, spans: Spans) -> list[int
 
 
 def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Tensor]:
-    """Sorts keys [M], equal ones by index, and returns their indices as well; segment by segment if there are any."""
+    """Sorts keys [M] stably, segment by segment if given. Returns sorted keys and their indices."""
     if segments is None or len(segments) <= 2:
         return stable_sort(keys)
     indices = torch.cat([stable_sort(keys[begin:end])[1] + begin for begin, end in itertools.pairwise(segments)])
@@ -216,8 +213,10 @@ def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Ten
 
 
 def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] as well, int32 where NumPy
-    sorts, on a CPU, and int64 otherwise. Values must not need a gradient."""
+    """Sorts values [n] stably. They must not contain NaN or require a gradient.
+
+    Returns the sorted values and their indices [n], int32 if NumPy sorts (on a CPU), otherwise int64.
+    """
     if values.device.type != "cpu" or values.dtype not in SORTED_BY_NUMPY:
         return values.sort(stable=True)
     values_and_indices: tuple[Tensor, Tensor] = _sort(values)
@@ -225,7 +224,7 @@ def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stable_argsort(values: Tensor) -> Tensor:
-    """Returns the indices of values [n] without NaN in ascending order, of equal ones by index. [n] int64"""
+    """Returns the indices [n] int64 that sort values [n] stably. Values must not contain NaN."""
     if values.device.type != "cpu" or values.dtype not in SORTED_BY_NUMPY:
         return values.argsort(stable=True)
     indices: Tensor = _argsort(values.detach())
@@ -233,7 +232,7 @@ def stable_argsort(values: Tensor) -> Tensor:
 
 
 def _argsort_array(keys: np.ndarray) -> np.ndarray:
-    """Returns what :func:`stable_argsort` does."""
+    """Implements :func:`stable_argsort` with NumPy, by the fastest method for the size and dtype."""
     if keys.size <= COMPARED_MAX or keys.dtype not in (np.float32, np.int32, np.int16):
         return keys.argsort(kind="stable")
     if keys.dtype == np.float32:
@@ -242,6 +241,7 @@ def _argsort_array(keys: np.ndarray) -> np.ndarray:
         return torch.from_numpy(keys).argsort(stable=True).numpy()
     if keys.dtype == np.int16:
         return keys.argsort(kind="stable")
+    # Radix sort by the low, then by the high 16 bits.
     by_low = keys.astype(np.uint16).argsort(kind="stable")
     high = (keys >> 16).astype(np.int16)
     return by_low[high[by_low].argsort(kind="stable")]
@@ -257,7 +257,7 @@ _argsort = numpy_step(_argsort_array)
 
 
 def _ordered_bits(values: np.ndarray) -> np.ndarray:
-    """Returns int32 keys with the order of fp32 values. Zeros of both signs are equal."""
+    """Maps fp32 values to int32 keys with the same order. -0 and +0 get the same key."""
     bits = (values + np.float32(0.0)).view(np.int32)
     bits ^= (bits >> 31) & 0x7FFFFFFF
     return bits

@@ -19,14 +19,14 @@ from .options import SUPPORTED, Options, choose_tile_size
 
 
 class Meta(dict[str, Any]):
-    """A dictionary some of whose values are computed when they are first read; a plain one once copied or pickled.
+    """A dictionary that computes some values when they are first read. Copying or pickling gives a plain dictionary.
 
     Args:
-        values: The other values.
-        lazy: By key, functions of ``source`` that compute values. None of these is differentiable, as reading may
-            happen in any grad mode.
-        source: What they are computed from.
-        first_keys: The first keys, in their order.
+        values: The values that are known.
+        lazy: Key -> function of ``source`` that computes the value. These values are not differentiable, as they may be
+            read in any grad mode.
+        source: The argument of these functions.
+        first_keys: Keys that come first in the order of iteration.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Meta(dict[str, Any]):
 
     @property
     def source(self) -> Any:
-        """The object that values are computed from when they are read."""
+        """The argument of the functions that compute values."""
         return self._source
 
     def __missing__(self, key: str) -> Any:
@@ -75,7 +75,7 @@ class Meta(dict[str, Any]):
 
 
 def _complete(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of dictionaries that computes all values first."""
+    """Wraps a method of dict, to compute all values first."""
 
     @functools.wraps(method)
     def run(meta: Meta, *args: Any, **kwargs: Any) -> Any:
@@ -94,12 +94,12 @@ for _method in (
 
 
 class Rendering(NamedTuple):
-    """Holds what a call has rendered.
+    """The results of a call.
 
     Attributes:
-        maps: Images [..., C, H, W, channels] by name, see :func:`composite_maps`; of the reference colors and alphas.
+        maps: Images [..., C, H, W, channels] by name, see :func:`composite_maps`. The reference has colors and alphas.
         meta: See :func:`tsplat.rasterization`.
-        cameras: Those of all ranks, with invalid ones replaced; None of the reference.
+        cameras: The cameras of all ranks, with invalid ones replaced; None for the reference.
     """
 
     maps: dict[str, Tensor]
@@ -122,9 +122,9 @@ def describe_render(
         valid: [..., N] bool, or None if values were not checked.
         projected: The rows of this rank's Gaussians.
         received: The rows that this rank composited, with the shapes of their footprint.
-        intersections: Of ``received``.
-        maps: Images by name, of which ``meta`` has some.
-        extra: What a primitive adds.
+        intersections: The intersections of ``received``.
+        maps: Images by name. Those of outputs with a key in ``meta`` are added to it.
+        extra: Further values of ``meta``.
     """
     grid, outputs = call.grid, call.settings.compositing.outputs
     values: dict[str, Any] = {
@@ -143,7 +143,7 @@ def describe_render(
         _, camera_ids, gaussian_ids = received.ids()
         values["received"] = {"camera_ids": camera_ids, "gaussian_ids": gaussian_ids, **_rows(received)}
         if call.options.with_eval3d:
-            del values["received"]["conics"]  # they were replaced by shapes in 3D
+            del values["received"]["conics"]  # evaluation in 3D has other shapes
         elif not call.options.surfels:
             values["received"]["conics"] = values["received"]["conics"][..., :3]
     if call.options.surfels:
@@ -157,10 +157,10 @@ def describe_render(
 
 
 class MetaInputs(NamedTuple):
-    """Holds the inputs of the lazy values of ``meta``; see :func:`describe_render`.
+    """Inputs of the lazy values of ``meta``; see :func:`describe_render`.
 
     Attributes:
-        options: Of the call.
+        options: The options of the call.
         grid: The tiles of this rank's images.
         leading: The leading dimensions [..., C] of images.
     """
@@ -174,7 +174,7 @@ class MetaInputs(NamedTuple):
     intersections: BandedIntersections
 
     def gaussian_ids(self) -> Tensor | None:
-        """Returns those of ``projected.ids()``, in one operation."""
+        """Returns the Gaussian ids of ``projected.ids()``, by a single operation."""
         dense_ids, n = self.projected.dense_ids, self.projected.n_gaussians
         return None if dense_ids is None else dense_ids % max(n, 1)
 
@@ -188,12 +188,12 @@ class MetaInputs(NamedTuple):
         }
 
     def offsets(self, lists: Intersections) -> Tensor:
-        """Returns the first intersection of each tile. [..., C, tile_height, tile_width]"""
+        """Returns the index of the first intersection of each tile. [..., C, tile_height, tile_width]"""
         return lists.isect_offsets[:-1].view(*self.leading, self.grid.tile_height, self.grid.tile_width)
 
 
 def _of_tiles(function: Callable[[MetaInputs, Intersections], Tensor]) -> Callable[[MetaInputs], Tensor | None]:
-    """Returns the function of a value of the lists of tiles, which is None if there are several bands."""
+    """Wraps a function of intersections, to return None if there are several bands."""
 
     def compute(inputs: MetaInputs) -> Tensor | None:
         lists = inputs.intersections.trimmed()
@@ -211,17 +211,17 @@ LAZY: dict[str, Callable[[MetaInputs], Any]] = {
     "overflow": lambda m: m.intersections.overflow(),
     "flatten_ids": _of_tiles(lambda _, lists: lists.flatten_ids),
     "tiles_per_gauss": _of_tiles(
-        # Lists may have more rows, those of a capacity.
+        # With a row capacity, lists have more rows than `received`.
         lambda m, lists: count_tiles(lists)[: m.received.depths.numel()].view(m.received.means2d.shape[:-1])
     ),
     "isect_ids": _of_tiles(lambda m, lists: encode_ids(lists, m.received.depths, m.grid, PRESETS[m.options.numerics])),
     "isect_offsets": _of_tiles(MetaInputs.offsets),
 }
-"""Functions of the values of ``meta`` that are computed when they are read."""
+"""Keys of ``meta`` whose values are computed when they are read -> the functions that compute them."""
 
 
 def describe_reference(call: Call, rendering: Any) -> dict[str, Any]:
-    """Returns ``meta`` of what the reference rendered."""
+    """Returns ``meta`` for a rendering of the reference."""
     options, projection = call.options, rendering.projection
     return {
         "batch_ids": None,
@@ -238,7 +238,7 @@ def describe_reference(call: Call, rendering: Any) -> dict[str, Any]:
 
 
 ROW_NAMES = ("radii", "means2d", "depths", "conics", "opacities")
-"""Values of ``meta`` that each projected Gaussian has."""
+"""Keys of ``meta`` with one value per projected Gaussian."""
 
 
 def _sizes_are_known(a: Arguments) -> bool:
@@ -279,7 +279,7 @@ def _plain(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> tuple[Tensor, Te
 
 
 GRAPH_RESULTS = Results(_sizes_are_known, _names, _unpack, _pack, _plain)
-"""Results of ``rasterization()`` in graphs of ``torch.compile``: ``meta`` has tensors of fixed sizes only."""
+"""Results of ``rasterization()`` in graphs of ``torch.compile``, where ``meta`` has tensors of fixed sizes only."""
 
 
 def _rows(projected: ProjectedGaussians) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The options of ``rasterization()``: one table, from which checks, errors and their documentation follow."""
+"""The options of ``rasterization()``: one table of types, defaults, checks, and values that are not supported."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -24,7 +24,7 @@ from .lidars import MARGIN, LidarLayout, check_lidar
 
 
 class Supported(NamedTuple):
-    """The values of an option that are supported, or their types, and why others are not."""
+    """The supported values of an option, or their types, and why others are not supported."""
 
     values: tuple[Any, ...]
     why: str
@@ -40,9 +40,9 @@ class Option(NamedTuple):
     """Describes an option besides its type and default.
 
     Attributes:
-        check: Checks a value, given the name, and returns it as the type of the option. The default returns it as it
-            is: then :func:`check_options` checks it, or only a single value is ``supported``.
-        supported: Where only some values are supported, by the keys of ``WHERE``: these values.
+        check: Checks a value, given the option's name, and converts it to the option's type. The default does nothing:
+            :func:`check_options` then checks the value, or only a single value is ``supported``.
+        supported: Key of ``WHERE`` -> the values that are supported there. Without a key, all values are.
         is_local: Whether ranks may pass different values.
     """
 
@@ -58,7 +58,7 @@ WHERE = {
     "passes": "replayed and `graphed` calls",
     "graphs": "graphs of `torch.compile`",
 }
-"""Places where some values of options are not supported -> their names in the documentation."""
+"""Contexts in which some values of options are not supported -> their names in the documentation."""
 
 
 def _option(
@@ -77,7 +77,7 @@ def _one_of(*choices: object) -> Callable[[str, Any], Any]:
 
 
 def _check_degree(_: str, value: Any) -> Any:
-    """Returns an int. A value that is not an integer is rejected later, with the coefficients."""
+    """Converts integers to int. Other values are returned: checks of the coefficients raise for them."""
     degree = to_int(value)
     return value if degree is None else degree
 
@@ -104,9 +104,9 @@ KERNELS = ("auto", "triton", "torch")
 
 
 class Options(NamedTuple):
-    """The options of a call; see :func:`tsplat.rasterization`. Ranks must agree on all that are not local.
+    """The options of a call; see :func:`tsplat.rasterization`. Ranks must agree on all options that are not local.
 
-    The types are those of checked options. ``surfels`` are 2D Gaussians, for which the caller chooses the function.
+    The types are those after the check. ``surfels`` is true for calls of :func:`tsplat.rasterization_2dgs`.
     """
 
     width: Annotated[int, _option(check_size)]
@@ -174,7 +174,7 @@ class Options(NamedTuple):
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], *, surfels: bool) -> "Options":
-        """Returns the options among the arguments of a rendering function."""
+        """Takes the options from the arguments of a rendering function."""
         given = {name: arguments[name] for name in cls._fields if name in arguments}
         if not surfels and given["tile_size"] is None:
             given["tile_size"] = choose_tile_size(given["width"], given["height"], given["with_eval3d"])
@@ -202,7 +202,7 @@ class Options(NamedTuple):
 
     @property
     def renders_planes(self) -> bool:
-        """Whether depth is that of the plane of a 2D Gaussian where the ray of the pixel meets it."""
+        """Whether the depth of a 2D Gaussian is measured where the ray of the pixel meets its plane."""
         return self.depth_mode in config.PLANE_MODES
 
     def outputs(self) -> tuple[Output, ...]:
@@ -226,18 +226,18 @@ SUPPORTED = {
     where: {name: option.supported[where] for name, option in OPTIONS.items() if where in option.supported}
     for where in WHERE
 }
-"""For each key of ``WHERE``, the options of which only some values are supported there."""
+"""Key of ``WHERE`` -> the options that support only some values there."""
 
 
 def unsupported(where: str, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any, Supported]]:
-    """Yields the arguments of a call whose values are not supported: names, values, and what is supported."""
+    """Yields (name, value, supported values) of arguments whose values are not supported in a context."""
     for name, supported in SUPPORTED[where].items():
         if name in arguments and not supported.has(arguments[name]):
             yield name, arguments[name], supported
 
 
 class Settings(NamedTuple):
-    """The settings of the stages, constants of kernels, which follow from the options alone."""
+    """The settings of the stages, derived from the options. Kernels take them as constants."""
 
     numerics: config.Numerics
     projection: ProjectionSettings
@@ -252,7 +252,7 @@ class Settings(NamedTuple):
         unscented = check_unscented(o.with_ut, o.ut_params, numerics, o.global_z_order, o.camera_model)
         projected, composited = camera, camera
         if isinstance(o.lidar_coeffs, LidarLayout):
-            projected, composited = o.lidar_coeffs.seen_by(camera), o.lidar_coeffs.aligned(camera)
+            projected, composited = o.lidar_coeffs.panorama_settings(camera), o.lidar_coeffs.aligned_settings(camera)
             unscented = None if unscented is None else unscented._replace(margin=MARGIN)
         projection = ProjectionSettings(
             camera=projected,
@@ -291,12 +291,12 @@ def _footprint(o: Options, numerics: config.Numerics) -> str:
 
 
 def with_capacities(arguments: Mapping[str, Any], capacities: config.Capacities) -> dict[str, Any]:
-    """Returns the arguments of the same call with capacities, so that no size depends on values."""
+    """Returns the arguments of a call with other capacities, so that no size depends on values."""
     return {**arguments, "capacity": capacities}
 
 
 def check_renderer_config(given: object, *, with_eval3d: bool) -> None:
-    """Checks the choice of a kernel of gsplat 1.6: there is one, which renders what all of them render."""
+    """Checks a kernel configuration of gsplat 1.6. It has no effect, as there is a single kernel."""
     if given is None or isinstance(given, config.RendererConfig_MixedBatch):
         return
     if not isinstance(given, config.RendererConfig):
@@ -313,19 +313,19 @@ def check_renderer_config(given: object, *, with_eval3d: bool) -> None:
 
 
 IMMUTABLE_TYPES = {bool, int, float, str, type(None), config.RollingShutterType, config.FThetaPolynomialType}
-"""Types whose values cannot change, so that what follows from them is kept."""
+"""Types of immutable values, which cache keys may contain."""
 
 
 def choose_tile_size(width: object, height: object, with_eval3d: object) -> int:
-    """Returns the edge of tiles where the caller passes None, as in gsplat 1.6."""
+    """Returns the default of ``tile_size=None``, as in gsplat 1.6."""
     edge = min(check_size("width", width), check_size("height", height))
     return 8 if with_eval3d and edge < 1080 else 16
 
 
 def check_options(options: Options, *, sweeps: bool = False) -> tuple[Options, Settings]:
-    """Checks options, and returns them with numbers of any type as ints and floats, and the settings of the stages.
+    """Checks options. Returns them, with numbers converted to ints and floats, and the settings of the stages.
 
-    A lidar becomes a panorama, with its layout as ``lidar_coeffs``; ``sweeps`` says whether it moves.
+    A lidar becomes a panorama, with its layout as ``lidar_coeffs``. ``sweeps`` is whether it moves during a sweep.
     """
     options = Options(*[OPTIONS[name].check(name, value) for name, value in options._asdict().items()])
     if options.lidar_coeffs is not None or options.camera_model == "lidar":

@@ -1,7 +1,7 @@
-"""What differs between 3D and 2D Gaussians: the shapes that compositing evaluates, and the images made from them.
+"""The primitives, 3D and 2D Gaussians: selects the shapes, features and maps of compositing.
 
-A 3D Gaussian is an ellipse on the image plane, as projection returns it, or with ``with_eval3d`` what a ray crosses in
-the world. A 2D Gaussian (surfel) is a disc in the world, with a normal, and has images of its own.
+A 3D Gaussian is composited as an ellipse on the image plane, or with ``with_eval3d`` evaluated along rays. A 2D
+Gaussian (surfel) is a disc in the world with a normal, and renders further maps.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from .surfel_pixels import composite_surfels, with_screen_gradient
 def with_shapes(
     call: Call, gaussians: Gaussians3D, cameras: Cameras, projected: ProjectedGaussians, features: Features
 ) -> tuple[ProjectedGaussians, Features, dict[str, Tensor]]:
-    """Returns projected Gaussians with the shapes of their footprint, and features with those of outputs first.
+    """Adds the shapes of the footprint to projected Gaussians, and the features of outputs to features.
 
-    The third is what ``meta`` has of these: of 2D Gaussians zeros ``gradient_2dgs``, for densification.
+    Returns both, and further values of ``meta``: for 2D Gaussians ``gradient_2dgs``, zeros whose gradient densification
+    uses.
     """
     extra = {}
     if call.options.with_eval3d:
@@ -40,7 +41,7 @@ def with_shapes(
 
 
 def with_outputs(features: Features, projected: ProjectedGaussians, outputs: tuple[Output, ...]) -> Features:
-    """Puts the features of outputs before those of each row."""
+    """Prepends the features of outputs to the features of each row."""
     front = [output.features(projected) for output in outputs if output.features is not None]
     if not front:
         return features
@@ -53,11 +54,11 @@ def with_outputs(features: Features, projected: ProjectedGaussians, outputs: tup
 def composite_maps(
     call: Call, splats: Splats, intersections: BandedIntersections, cameras: Cameras
 ) -> dict[str, Tensor]:
-    """Composites the Gaussians of each tile, along the rays of these cameras with ``with_eval3d``.
+    """Composites the Gaussians of each tile, with ``with_eval3d`` along the rays of the cameras.
 
     Returns:
-        Maps [..., C, H, W, channels] by name: ``colors``, with extra signals after colors, and depth as the last
-        channel, of surfels always; ``alphas``; and the outputs of the call.
+        Maps [..., C, H, W, channels] by name: ``colors``, then extra signals, then depth (always for surfels) in one
+        map; ``alphas``; and the outputs of the call.
     """
     options, settings, leading = call.options, call.settings.compositing, call.image_shape[:-2]
     arguments = (splats, call.image_backgrounds(), None, call.grid.n_images, intersections, settings)

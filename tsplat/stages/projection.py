@@ -1,4 +1,4 @@
-"""Stage: projection of 3D Gaussians to the image plane."""
+"""Stage: projection of 3D and 2D Gaussians to the image plane."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUTS = tuple(name for name in ProjectedGaussians._fields if name not in ("n_c
 
 
 class _Inputs(NamedTuple):
-    """Tensors that are projected, see :func:`project`."""
+    """Tensor arguments of :func:`project`."""
 
     gaussians: Gaussians3D
     cameras: Cameras
@@ -27,11 +27,11 @@ class _Inputs(NamedTuple):
 
 
 N_ARGUMENTS = 2
-"""Number of arguments of ``_Project`` before the tensors, which fill the structure of inputs that comes first."""
+"""Number of arguments of ``_Project`` before the tensors."""
 
 
 class _Project(torch.autograd.Function):
-    """A projection and the colors of its rows in one node, as each takes tens of microseconds."""
+    """Projects Gaussians and evaluates the colors of rows in one node, as each node takes tens of microseconds."""
 
     @staticmethod
     def forward(
@@ -88,7 +88,7 @@ class _Project(torch.autograd.Function):
 
 
 def _without_flat(gaussians: Gaussians3D, scale_min: float) -> Gaussians3D:
-    """Marks Gaussians with a scale below a magnitude as invalid."""
+    """Marks Gaussians with a scale below `scale_min` in magnitude as invalid."""
     assert gaussians.scales is not None
     valid = (gaussians.scales.detach().abs() >= scale_min).all(-1)
     return gaussians._replace(valid=valid if gaussians.valid is None else valid & gaussians.valid)
@@ -101,17 +101,17 @@ def project(
     batch: torch.Size,
     harmonics: Harmonics = NO_HARMONICS,
 ) -> tuple[ProjectedGaussians, Tensor | None]:
-    """Projects B scenes of N Gaussians, or surfels, with C cameras each.
+    """Projects B scenes of N Gaussians or surfels with C cameras each.
 
     Args:
-        gaussians: Contiguous, with any batch dimensions. The last scale of surfels is not read.
-        cameras: With flattened batch dimensions.
+        gaussians: Contiguous tensors with any batch dimensions. The last scale of surfels is not read.
+        cameras: Cameras with flattened batch dimensions.
         settings: See :class:`ProjectionSettings`.
         batch: The caller's batch dimensions; ``means2d`` is [*batch, C, N, 2] unless packed.
-        harmonics: To evaluate at the rows.
+        harmonics: Spherical harmonics to evaluate for each row.
 
     Returns:
-        The rows, and their colors [nnz, 3], None without harmonics.
+        The projected Gaussians, and their colors [nnz, 3], or None without harmonics.
     """
     n_cameras, n_gaussians = cameras.viewmats.shape[1], gaussians.means.shape[-2]
     if settings.unscented is not None and settings.numerics.scale_min > 0:

@@ -1,4 +1,4 @@
-"""Stage: view-dependent color from spherical harmonics."""
+"""Stage: features of projected Gaussians: colors, from spherical harmonics or as given, and extra signals."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def evaluate_harmonics(
     *,
     as_colors: bool,
 ) -> Tensor:
-    """Evaluates spherical harmonics along the direction from camera center to mean; zero for culled rows. [nnz, D]
+    """Evaluates spherical harmonics in the directions from camera centers to means. [nnz, D], zero for culled rows.
 
     Args:
-        means, centers: [..., N, 3], [B, C, 3]; there are B N means.
+        means, centers: [..., N, 3] with B N means in total, and [B, C, 3].
         coeffs: [..., N, K, D] of any float dtype.
         dense_ids, row_of: [nnz] int64 index into [B, C, N], and its inverse; or None if not packed.
-        radii: [nnz, 2] int32, zero where culled; None if nothing is.
-        as_colors: Whether to return max(value + 0.5, 0); otherwise the plain value.
+        radii: [nnz, 2] int32, zero for culled rows; None if no row is culled.
+        as_colors: Whether to return max(value + 0.5, 0); otherwise, returns the value.
     """
     n_channels = coeffs.shape[-1]
     means, centers = means.contiguous(), centers.contiguous()
@@ -79,7 +79,7 @@ def evaluate_harmonics(
     if n_channels == 3:
         colors = apply(_SphericalHarmonics, means, centers, coeffs.contiguous(), *rest)
         return colors
-    # Kernels evaluate three channels. Slices, as the gradient of split is cat, which autocast changes.
+    # Kernels evaluate three channels. Slices instead of split, whose gradient is cat, which autocast changes.
     padded = torch.nn.functional.pad(coeffs, (0, -n_channels % 3))
     chunks = [padded[..., first : first + 3].contiguous() for first in range(0, n_channels, 3)]
     colors = torch.cat([apply(_SphericalHarmonics, means, centers, chunk, *rest) for chunk in chunks], -1)
@@ -89,11 +89,11 @@ def evaluate_harmonics(
 def shade(
     call: Call, means: Tensor, centers: Tensor | None, projected: ProjectedGaussians, evaluated: Tensor | None
 ) -> Features:
-    """Computes the features of projected Gaussians: colors, if they are rendered, and extra signals after them.
+    """Computes the features of projected Gaussians: colors if they are rendered, then extra signals.
 
     Args:
-        means, centers: [..., N, 3], camera centers [B, C, 3]; centers may be None without spherical harmonics.
-        evaluated: Colors that projection evaluated, [nnz, 3], or None.
+        means, centers: [..., N, 3], and camera centers [B, C, 3], None without spherical harmonics.
+        evaluated: Colors [nnz, 3] that the projection has evaluated, or None.
     """
     o, colors = call.options, Features(evaluated, None)
     if o.renders_color and evaluated is None:
@@ -118,7 +118,7 @@ def find_features(
     """Computes features from colors, or with ``sh_degree`` max(spherical harmonics + 0.5, 0) from coefficients.
 
     Args:
-        means, centers: [..., N, 3], camera centers [B, C, 3]; centers may be None without ``sh_degree``.
+        means, centers: [..., N, 3], and camera centers [B, C, 3], None without ``sh_degree``.
         colors: [..., N, D] or per camera [..., C, N, D] of any float dtype; with ``sh_degree``, coefficients
             [..., N, K, D] or [..., C, N, K, D].
         clamp: Whether to clamp spherical harmonics + 0.5 to at least 0.
@@ -128,7 +128,7 @@ def find_features(
         return Features(colors.flatten(0, -2), projected.feature_ids(per_camera=per_camera))
     assert centers is not None
     if per_camera:
-        # Every camera becomes a scene of its own.
+        # Treat each camera as a scene with one camera.
         means = means[..., None, :, :].expand(*colors.shape[:-2], 3)
         centers = centers.flatten(0, 1)[:, None]
     rows = projected.dense_ids, projected.row_of, projected.radii
@@ -137,12 +137,12 @@ def find_features(
 
 
 def _concatenate(features: Features, extra: Features, projected: ProjectedGaussians) -> Features:
-    """Appends the channels of extra features to those of others, row by row."""
+    """Concatenates the channels of two sets of features."""
     if features.values is None:
         return extra
     assert extra.values is not None
     dtype = compute_dtype(features.values, extra.values)
-    # Converted first, so that gradients of rows are summed in that dtype.
+    # Convert first, so that the gradients of rows are summed in the compute dtype.
     colors = gather_features(features.values.to(dtype), features.ids, projected)
     extra_signals = gather_features(extra.values.to(dtype), extra.ids, projected)
     return Features(torch.cat([colors, extra_signals], -1), None)

@@ -11,8 +11,8 @@ from ..data import ProjectedGaussians
 class SparseGradients:
     """Makes the gradients of tensors [N, ...] sparse in their first dimension.
 
-    Which rows are visible is known after the projection. The tensors are attached before it, so that all that depends
-    on them goes through one node: the projection, and the viewing directions of spherical harmonics.
+    The visible rows are known after the projection. The tensors are attached before it, so that the gradients of the
+    projection and of viewing directions pass through the same node.
     """
 
     def __init__(self) -> None:
@@ -20,12 +20,12 @@ class SparseGradients:
         self._n_gaussians = 0
 
     def attach(self, tensor: Tensor | None) -> Tensor | None:
-        """Returns the tensor. Its gradient is a COO tensor with a row for each visible Gaussian, in ascending order."""
+        """Returns a view of the tensor whose gradient is sparse: a COO tensor with a row per visible Gaussian."""
         attached: Tensor | None = None if tensor is None else _SparseGradient.apply(tensor, self)  # type: ignore[no-untyped-call]
         return attached
 
     def set_visible(self, projected: ProjectedGaussians) -> None:
-        """Records which Gaussians are visible, those with a row. To be called with packed rows of a single scene."""
+        """Sets the visible Gaussians, from the packed rows of a single scene."""
         self._dense_ids, self._n_gaussians = projected.dense_ids, projected.n_gaussians
 
     def visible_ids(self) -> Tensor:
@@ -43,7 +43,7 @@ class _SparseGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:
         ids = ctx.gradients.visible_ids()
-        # Without an explicit choice, PyTorch warns that it does not check.
+        # Without check_invariants=False, PyTorch warns that it does not check.
         sparse = torch.sparse_coo_tensor(
             ids[None], v.index_select(0, ids), v.shape, is_coalesced=True, check_invariants=False
         )

@@ -1,4 +1,4 @@
-"""Compositing of 2D Gaussians: colors, normals, distortion and median."""
+"""Compositing of 2D Gaussians: maps of colors, normals, distortion and median depth."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def composite_surfels(
     """Composites projected surfels into maps of colors, alphas and :data:`OF_SURFELS`, by name.
 
     Args:
-        splats: With ray transforms as ``shapes``, normals before the colors of each row, and depths.
-        backgrounds: Of the colors, [I, D], or also of the depths, [I, D + 1]; or None.
-        masks, n_images, bands: As for ``composite``.
-        settings: With :data:`OF_SURFELS`, and a footprint of surfels.
+        splats: Ray transforms as ``shapes``; normals, then colors as ``colors``; and depths.
+        backgrounds: [I, D] of the colors, or [I, D + 1] of the colors and the depths; or None.
+        masks, n_images, bands: As in ``composite``.
+        settings: Settings with :data:`OF_SURFELS` among the outputs, and a footprint of surfels.
     """
     depths = splats.depths
     assert depths is not None
-    depths = depths.view_as(depths)  # sums what images give to it before callers add to that
+    depths = depths.view_as(depths)  # with a view, the gradients of all maps are added first
     splats = splats._replace(depths=depths)
     if settings.absgrad and splats.n_features > WALKED_MAX:
-        raise UnsupportedError(  # absolute values of two sums over features do not add up to those of their sum
+        # Two compositions would be needed, and |a| + |b| is not |a + b|.
+        raise UnsupportedError(
             f"absgrad: not implemented for 2D Gaussians with more than {WALKED_MAX - 3} channels of colors and depth, "
             f"found {splats.n_features - 3}; render further channels by another call"
         )
@@ -48,22 +49,22 @@ def composite_surfels(
     if settings.planes:
         medians = _plane_depths(splats, rows)
     else:
-        # The row after the last has z = 0.
+        # A row with z = 0 is appended for pixels without a median.
         z = torch.nn.functional.pad(depths, (0, 1))
         medians = take_rows(z, torch.where(rows >= 0, rows, len(depths)).flatten().to(torch.int64))
-    # In memory of its own, so that programs can change it in place.
+    # Contiguous copies, so that callers can modify them in place.
     return maps | {"medians": medians.view(alphas.shape), "distortions": maps["distortions"].contiguous()}
 
 
 def _plane_depths(splats: Splats, rows: Tensor) -> Tensor:
-    """Returns the depths [I H W] of rows [I, H, W] where the rays of pixels meet their planes, 0 without a row.
+    """Returns the depths [I H W] at which the rays of pixels meet the planes of rows [I, H, W]; 0 for a row of -1.
 
-    They are those of ``kernels/compositing/footprints/surfel.py``, with the gradient by autograd.
+    The formulas are those of ``kernels/compositing/footprints/surfel.py``, differentiated by autograd.
     """
     assert splats.depths is not None
     height, width = rows.shape[1:]
     values = torch.cat([splats.shapes, splats.depths[:, None]], 1)
-    # The row after the last is a finite one.
+    # A finite row is appended for pixels without a median.
     values = torch.nn.functional.pad(values, (0, 0, 0, 1), value=1.0)
     ids = torch.where(rows >= 0, rows, len(splats.depths)).flatten().to(torch.int64)
     values = take_rows(values, ids).view(*rows.shape, 10)
@@ -87,9 +88,9 @@ def _plane_depths(splats: Splats, rows: Tensor) -> Tensor:
 
 
 def with_screen_gradient(transforms: Tensor, densify: Tensor) -> Tensor:
-    """Returns ray transforms [nnz, 9], so that densify [nnz, 2] gets z times the gradients of their M_02 and M_12.
+    """Returns ray transforms M [nnz, 9] unchanged, and routes z dL/dM_02 and z dL/dM_12 to the gradient of `densify`.
 
-    These are the gradients of the projected centers, in pixels, that densification takes.
+    This is the gradient of the projected centers in pixels, which densification uses. `densify` is [nnz, 2].
     """
     shift = zeros_for(densify) * transforms.detach()[:, 8:]
     zero = torch.zeros_like(shift)

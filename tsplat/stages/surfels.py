@@ -1,4 +1,4 @@
-"""2D Gaussians: the images of a call that renders them."""
+"""The results of ``rasterization_2dgs``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .meta import Rendering
 
 
 def arrange_images(call: Call, rendering: Rendering) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """Returns the images as ``rasterization_2dgs`` returns them."""
+    """Makes the images that ``rasterization_2dgs`` returns from the maps of a rendering."""
     options, maps, leading = call.options, rendering.maps, call.image_shape[:-2]
     colors = maps["colors"]
     assert rendering.cameras is not None
@@ -21,7 +21,7 @@ def arrange_images(call: Call, rendering: Rendering) -> tuple[Tensor, Tensor, Te
     surface = None
     if options.renders_depth and options.renders_color:
         depths = maps["medians"] if "median" in options.depth_mode else colors[..., -1:]
-        # Computed again in the backward pass, which would keep a dozen images otherwise.
+        # Recomputed in the backward pass, to save the memory of a dozen images.
         Ks = cameras.Ks.view(*leading, 3, 3)
         surface = differentiable(depth_normals, depths.contiguous(), to_world, Ks).squeeze(0)
     colors = (colors if options.renders_depth else colors[..., :-1]).contiguous()

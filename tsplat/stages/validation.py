@@ -1,4 +1,4 @@
-"""Invalid values in Gaussians and cameras: cull and count them, or raise an error that names the likely cause."""
+"""Validation of Gaussians and cameras: culls and counts invalid ones, or raises an error with the likely cause."""
 
 import warnings
 from typing import Any
@@ -17,19 +17,19 @@ from ..precision import full_precision
 from ..runtime.autograd import once_differentiable
 from ..runtime.backend import launchers
 from .inputs import camera_fields, contiguous
-from .lens_models import away
+from .lens_models import replace_invalid_paths
 
 AFTER_STEP = "did an optimizer step with a non-finite gradient?"
 
 CHECKED_BY_KERNELS = {"viewmats", "Ks"}
-"""Tensors of cameras that the kernel of the Gaussians also checks. Operators check others."""
+"""Tensors of cameras that the validation kernel checks. PyTorch operators check the others."""
 
 OVERSIZE = 10.0
-"""A median scale of more than this many scene extents is taken for a mistake."""
+"""A median scale above this many scene extents is reported as a mistake."""
 
 
 class _Prepared(torch.autograd.Function):
-    """Prepared view matrices and camera centers as functions of the view matrices that were passed."""
+    """Connects prepared view matrices and camera centers to the view matrices that were passed, for gradients."""
 
     @staticmethod
     def forward(
@@ -65,14 +65,14 @@ def mark_invalid(
     """Marks invalid Gaussians, replaces invalid cameras by cameras that see nothing, and computes camera centers.
 
     Args:
-        gaussians: Gaussians with opacities, contiguous.
-        signals: What is rendered of the Gaussians, see :meth:`.Call.signals`: [..., N, ...] and False, or
-            [..., C, N, ...] and True.
+        gaussians: Contiguous Gaussians with opacities.
+        signals: Colors and extra signals by name, see :meth:`.Call.signals`: tensors [..., N, ...] with False, or per
+            camera [..., C, N, ...] with True.
         cameras: The cameras. Differentiable.
-        check: Whether Gaussians and cameras are checked; otherwise all are kept.
+        check: Whether to check Gaussians and cameras; otherwise all are kept.
 
     Returns:
-        The Gaussians with ``valid``; the cameras; their centers [B, C, 3] in the world frame.
+        The Gaussians with ``valid``; the cameras; the camera centers [B, C, 3] in the world frame.
     """
     others = {name: t for name, t in cameras._asdict().items() if t is not None and name not in CHECKED_BY_KERNELS}
     with full_precision():
@@ -90,20 +90,20 @@ def mark_invalid(
         prepared = prepared._replace(**_replace_invalid(others, valid_cameras))
         if "shutter" in others:
             if valid_cameras is not None:
-                prepared = prepared._replace(shutter=away(others["shutter"], valid_cameras))
+                prepared = prepared._replace(shutter=replace_invalid_paths(others["shutter"], valid_cameras))
             centers = 0.5 * (centers + path_of(prepared.shutter).center)
     return gaussians._replace(valid=valid), prepared, centers
 
 
 @torch.no_grad()
 def _mark_invalid(cameras: Cameras, others: dict[str, Tensor]) -> Cameras:
-    """Makes the view matrices of cameras invalid that have another invalid tensor."""
+    """Sets the view matrices of cameras to NaN if another tensor of the camera is invalid."""
     invalid = torch.stack([exceeds(tensor, tensor.dim() - 2) for tensor in others.values()]).any(0)
     return cameras._replace(viewmats=torch.where(invalid[..., None, None], torch.nan, cameras.viewmats))
 
 
 def _replace_invalid(others: dict[str, Tensor], valid: Tensor | None) -> dict[str, Tensor]:
-    """Replaces the tensors of invalid cameras by zeros, so that no gradient reaches them."""
+    """Replaces the tensors of invalid cameras by zeros, so that these cameras get no gradient."""
     if valid is None:
         return others
     return {name: torch.where(valid[(..., *[None] * (t.dim() - 2))], t, 0.0) for name, t in others.items()}
@@ -113,18 +113,18 @@ def _replace_invalid(others: dict[str, Tensor], valid: Tensor | None) -> dict[st
 def raise_if_invalid(
     gaussians: Gaussians3D, cameras: Cameras, colors: Tensor, sh_degree: int | None, colors_name: str = "colors"
 ) -> None:
-    """Raises InvalidValueError if values are invalid or likely to be a mistake, with their number, the first and the
-    cause.
+    """Raises InvalidValueError if values are invalid or likely a mistake.
 
-    Checked in this order: non-finite, too large and singular cameras; non-finite and too large Gaussians; quaternions
-    of zero norm; negative scales (exp missing); opacities outside [0, 1] (sigmoid missing); scales far larger than the
-    scene (exp applied twice). Colors are per Gaussian, or per camera and Gaussian; coefficients if there is a degree.
+    The message says how many, the index of the first, and the likely cause. Checks, in this order: non-finite or too
+    large cameras and Gaussians; singular cameras; quaternions of zero norm; negative scales (exp missing); opacities
+    outside [0, 1] (sigmoid missing); scales far larger than the scene (exp applied twice). `colors` are SH coefficients
+    if `sh_degree` is given, and may be per camera.
     """
     means, quats, scales = gaussians.means, gaussians.quats, gaussians.scales
     covars, opacities = gaussians.covars, gaussians.opacities
     assert opacities is not None
     per_camera = is_per_camera(colors, sh_degree, means.dim() - 2)
-    kinds: tuple[tuple[str, Tensor | None, int, str, str], ...] = (
+    checks: tuple[tuple[str, Tensor | None, int, str, str], ...] = (
         *(
             (name, getattr(cameras, name), len(field.shape), "camera", field.remedy)
             for name, field in camera_fields(cameras).items()
@@ -136,7 +136,7 @@ def raise_if_invalid(
         ("opacities", opacities, 0, "Gaussian", AFTER_STEP),
         (colors_name, colors, 1 if sh_degree is None else 2, "Gaussian", AFTER_STEP),
     )
-    for name, tensor, n_trailing_dims, noun, cause in kinds:
+    for name, tensor, n_trailing_dims, noun, cause in checks:
         if tensor is not None:
             invalid = exceeds(tensor, n_trailing_dims)
             if tensor is colors and per_camera:
@@ -162,7 +162,7 @@ def raise_if_invalid(
 
 @torch.no_grad()
 def warn_if_nothing_is_visible(gaussians: Gaussians3D, cameras: Cameras, near: float, far: float) -> None:
-    """Warns, with the reason, if pinhole cameras see nothing because of depths or opacities, as a wrong unit has it."""
+    """Warns if pinhole cameras see nothing because of depths or opacities, and says why."""
     means, opacities = gaussians.means, gaussians.opacities
     if not means.numel() or not cameras.viewmats.numel() or cameras.shutter is not None:
         return
@@ -177,7 +177,7 @@ def warn_if_nothing_is_visible(gaussians: Gaussians3D, cameras: Cameras, near: f
         elif (depth := float(ahead.max())) < near:
             reason = (
                 f"all Gaussians ahead are nearer than near_plane, {near:g}, at depths of up to {depth:.3g}; if lengths "
-                "are in another unit, pass a smaller one"
+                "are in another unit, pass a smaller near_plane"
             )
         else:
             reason = f"all Gaussians ahead are farther than far_plane, {far:g}, at depths of up to {depth:.3g}"
@@ -198,8 +198,10 @@ def _raise_if_any(name: str, invalid: Tensor, noun: str, what: str, cause: str) 
 
 @torch.no_grad()
 def measure_sizes(means: Tensor, scales: Tensor | None, covars: Tensor | None) -> tuple[float, float] | None:
-    """Measures the median of the largest scales, and the scene extent: twice the median distance from the median mean.
-    Returns None for fewer than two finite Gaussians."""
+    """Returns the median of the largest scales, and the scene extent: twice the median distance from the median mean.
+
+    Returns None for fewer than two finite Gaussians.
+    """
     if scales is None:
         assert covars is not None
         scales = covars[..., (0, 3, 5)].clamp_min(0).sqrt()
@@ -212,7 +214,7 @@ def measure_sizes(means: Tensor, scales: Tensor | None, covars: Tensor | None) -
 
 
 def explain_sizes(means: Tensor, scales: Tensor | None, covars: Tensor | None) -> str:
-    """Returns the likely cause of far too many intersections."""
+    """Returns the likely cause of too many intersections, for messages."""
     sizes = measure_sizes(means, scales, covars)
     if sizes is None:
         return "fewer than two Gaussians are finite"

@@ -19,7 +19,7 @@ from ....arguments import INTEGERS, check_devices, check_ids, check_numerics, ch
 from ....config import NumericsName
 from ....runtime.compilation import with_plain_tensors
 from ....stages.intersection import tile_bits
-from ....stages.lidars import SCALE, TURN
+from ....stages.lidars import FULL_CIRCLE, SCALE
 from ....support.extras import require
 
 AZIMUTH_CELLS_MAX = 1 << 20
@@ -279,7 +279,7 @@ class _Interval:
     def of_azimuths(
         lidar: RowOffsetStructuredSpinningLidarModelParameters, angles: Tensor, radii: Tensor
     ) -> tuple[_Interval, _Interval]:
-        circle, span = TURN, SCALE * lidar.fov_horiz_rad.span
+        circle, span = FULL_CIRCLE, SCALE * lidar.fov_horiz_rad.span
         behind = angles - SCALE * lidar.fov_horiz_rad.start
         if lidar.spinning_direction is SpinningDirection.CLOCKWISE:
             behind = -behind
