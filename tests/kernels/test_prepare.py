@@ -133,7 +133,7 @@ def test_a_cache_that_cannot_be_written_is_no_place_of_later_runs(prepared, monk
     Notice()._watch(threading.Event(), 0.0)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "find them" not in line
-    assert re.search(r"so do later runs, as they cannot be kept: .*file.*; set TRITON_CACHE_DIR", line)
+    assert re.search(r"so do later runs, as they cannot be saved: .*file.*; set TRITON_CACHE_DIR", line)
 
 
 def test_launches_that_were_prepared_cost_no_timer(prepared, monkeypatch):

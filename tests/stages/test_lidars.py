@@ -246,7 +246,9 @@ def test_what_is_not_implemented_says_what_to_pass():
     for option in ("with_eval3d", "with_ut"):
         with pytest.raises(tsplat.UnsupportedError, match="without exact rays; pass with_ut=True and with_eval3d=True"):
             tsplat.rasterization(**scene | {option: False})
-    with pytest.raises(tsplat.UnsupportedError, match="stages do not know spinning lidars; use rasterization"):
+    with pytest.raises(
+        tsplat.UnsupportedError, match="single stages do not support spinning lidars; use rasterization"
+    ):
         tsplat.fully_fused_projection_with_ut(
             scene["means"], scene["quats"], scene["scales"], None, scene["viewmats"], torch.eye(3)[None], 40, 9,
             camera_model="lidar",

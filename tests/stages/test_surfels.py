@@ -531,7 +531,7 @@ def test_a_capacity_changes_no_bit_and_raises_if_it_is_too_small(backend):
     found = images_and_gradients(tsplat.rasterization_2dgs, scene, NAMES, capacity=1000, **options)
     for one, other in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
         assert (one is other is None) or torch.equal(one, other)
-    with pytest.raises(tsplat.CapacityError, match="capacity: at least"):
+    with pytest.raises(tsplat.CapacityError, match="capacity: expected at most"):
         tsplat.rasterization_2dgs(**scene, capacity=1, **options)
 
 

@@ -362,8 +362,8 @@ def memory(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     enough, little, budget = dict(capacity=10_000), dict(capacity=2), dict(memory_budget=1)
     unfitting = enough | dict(memory_budget=1000)
     cases: list[tuple[int, dict[str, Any], dict[str, Any], type[Exception], type[Exception], str]] = [
-        (1, little, enough, tsplat.CapacityError, tsplat.CapacityError, "capacity: rank 1: at least "),
-        (3, little, {}, tsplat.CapacityError, tsplat.CapacityError, "capacity: rank 3: at least "),
+        (1, little, enough, tsplat.CapacityError, tsplat.CapacityError, "capacity: rank 1: expected at most "),
+        (3, little, {}, tsplat.CapacityError, tsplat.CapacityError, "capacity: rank 3: expected at most "),
         (1, budget, {}, tsplat.MemoryBudgetError, tsplat.PeerError, "need"),
         (0, budget, enough, tsplat.MemoryBudgetError, tsplat.PeerError, "need"),
         (3, unfitting, enough, tsplat.MemoryBudgetError, tsplat.PeerError, "capacity: "),

@@ -314,7 +314,7 @@ MUTANTS = [
     ),
     *_in("kernels/projection/__init__.py", LENS_GRADIENTS,
         ("v_inputs.v_path[k]", "v_inputs.v_lens[k % N_COEFFICIENTS]", "coefficients in place of a path"),
-        ("sums.lens + place * N_COEFFICIENTS", "sums.lens + image * N_COEFFICIENTS",
+        ("sums.lens + block_image * N_COEFFICIENTS", "sums.lens + image * N_COEFFICIENTS",
          "sums of a block overwrite those of others"),
     ),
     *_in("kernels/projection/camera_sums.py", LENS_GRADIENTS,

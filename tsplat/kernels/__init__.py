@@ -1,4 +1,4 @@
-"""Triton kernels and their launchers: tensors in, tensors out, no autograd. ``kernels_torch`` has the same ones."""
+"""Triton kernels and their launchers, without autograd. ``kernels_torch`` has the same functions in PyTorch."""
 
 from .adam import adam_step
 from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, tile_alphas

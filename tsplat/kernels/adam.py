@@ -1,16 +1,16 @@
-"""One step of Adam (Kingma and Ba, "Adam: a method for stochastic optimization", 2015), in place, of many parameters.
+"""One in-place step of Adam (Kingma and Ba, "Adam: a method for stochastic optimization", 2015) for many parameters.
 
-One lane per value, which reads parameter, gradient and both moments and writes all but the gradient: 28 bytes in fp32,
-1,652 bytes for the 59 values of a Gaussian with spherical harmonics of degree 3. Invisible Gaussians are not read.
+One lane per value. It reads the parameter, the gradient and both moments, and writes all but the gradient: 28 bytes in
+fp32, 1,652 bytes for the 59 values of a Gaussian with spherical harmonics of degree 3. Invisible Gaussians are skipped.
 
-Moments may be stored in bf16, which is 20 bytes per value. They are computed in the parameter's dtype and rounded up or
-down at random, with probabilities that keep their mean (stochastic rounding; Gupta et al., "Deep learning with limited
-numerical precision", 2015; docs/decisions/0064). If rounded to nearest, a second moment would stay as it is when a step
-changes it by less than half a unit in the last place, 0.2 to 0.4 %; without a gradient, beta2 = 0.999 changes it by
-0.1 %. The random bits are a hash of the value's index and the step, so that equal calls give equal bits.
+Moments may be stored in bf16, which takes 20 bytes per value. They are computed in the parameter's dtype and rounded
+stochastically, which preserves their expectation (Gupta et al., "Deep learning with limited numerical precision", 2015;
+docs/decisions/0064). Rounding to nearest would leave a second moment unchanged if a step changes it by less than half a
+unit in the last place, 0.2 to 0.4 %; without a gradient, beta2 = 0.999 changes it by only 0.1 %. The random bits are a
+hash of the value's index and the step, so equal calls give equal bits.
 
 One launch updates all parameters of a dtype. Each program finds its parameter in a table of addresses by binary search.
-The table also has the constants of the step, so that one copy takes everything to the device, for which nothing waits.
+The table also holds the constants of the step, so a single asynchronous copy to the device suffices.
 """
 
 import math
@@ -28,25 +28,25 @@ from .launch import Int, block_size, is_compiled_for_cpu, kernel, prefetch_dista
 
 BLOCK, CPU_ROUNDS = 1024, 64
 WORDS = tl.constexpr(14)
-"""Columns of the table: first program, values, values of a Gaussian, four addresses, and seven constants in fp64."""
+"""Columns of the table: first program, number of values, values per Gaussian, 4 addresses, and 7 fp64 constants."""
 ROW = struct.Struct("<7q7d")
 
 
 @triton.jit
 def _pointer(word, dtype: tl.constexpr):
-    """The tensor whose address a word of the table has."""
+    """Loads the address of a tensor from the table, as a pointer."""
     return tl.load(word).to(tl.pointer_type(dtype))
 
 
 @triton.jit
 def _constant(word, dtype: tl.constexpr):
-    """The constant that a word of the table has."""
+    """Loads an fp64 constant from the table."""
     return tl.load(word).to(tl.float64, bitcast=True).to(dtype)
 
 
 @triton.jit
 def _random_bits(element, step):
-    """32 random bits: the hash "lowbias32" (C. Wellons, 2018) of a value's index plus the step times 2^32 / 1.618."""
+    """Returns 32 pseudorandom bits: the hash "lowbias32" (C. Wellons, 2018) of index + step * 2^32 / 1.618."""
     x = element.to(tl.uint32) + step.to(tl.int64).to(tl.uint32) * 0x9E3779B9
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -55,7 +55,7 @@ def _random_bits(element, step):
 
 @triton.jit
 def _load_moment(moment, mask):
-    """Loads values of a moment; those in bf16 as their bits, since not all devices have instructions for bf16."""
+    """Loads values of a moment. bf16 is loaded as bits, as not all devices have bf16 instructions."""
     if moment.dtype.element_ty == tl.uint16:
         values = (tl.load(moment, mask=mask, other=0).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -65,8 +65,7 @@ def _load_moment(moment, mask):
 
 @triton.jit
 def _store_moment(moment, values, random_bits, mask):
-    """Stores values of a moment. Those in bf16 are rounded away from zero if the lower half of the fp32 bits, plus the
-    lower half of the random bits, overflows."""
+    """Stores values of a moment. bf16 is rounded stochastically: random bits are added to the bits that are cut off."""
     if moment.dtype.element_ty == tl.uint16:
         bits = values.to(tl.float32).to(tl.uint32, bitcast=True)
         bits = tl.where(values == values, bits + (random_bits & 0xFFFF), 0x7FC00000)
@@ -77,7 +76,7 @@ def _store_moment(moment, values, random_bits, mask):
 
 @triton.jit
 def _update(element, source, mask, tensors, constants):
-    """Updates values of a parameter and its moments, with those of the gradient at `source`."""
+    """Updates values of a parameter and its moments at `element`, by the gradient at `source`."""
     parameter, gradient, exp_avg, exp_avg_sq = tensors
     one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps, step = constants
     g = tl.load(gradient + source, mask=mask, other=0.0)
@@ -86,7 +85,7 @@ def _update(element, source, mask, tensors, constants):
     # m <- m + (1 - beta1) (g - m);  v <- beta2 v + (1 - beta2) g^2
     m = m + (g - m) * one_minus_beta1
     v = v * beta2 + g * g * one_minus_beta2
-    random_bits = _random_bits(element, step)  # unused, and not computed, unless moments are in bf16
+    random_bits = _random_bits(element, step)  # eliminated by the compiler unless moments are bf16
     _store_moment(exp_avg + element, m, random_bits, mask)
     _store_moment(exp_avg_sq + element, v, random_bits >> 16, mask)
     # p <- p - step_size m / (sqrt(v) / root_correction + eps)
@@ -96,7 +95,7 @@ def _update(element, source, mask, tensors, constants):
 
 @triton.jit
 def _update_by_values(begin, end, visible, width, tensors, constants, SKIP: tl.constexpr, BLOCK: tl.constexpr):
-    """Updates the values of a section that belong to visible Gaussians. SKIP tests whether a block has any."""
+    """Updates the values of visible Gaussians in a section. With SKIP, blocks without visible Gaussians are skipped."""
     for start in range(begin, end, BLOCK):
         element = start + tl.arange(0, BLOCK)
         mask = element < end
@@ -107,7 +106,7 @@ def _update_by_values(begin, end, visible, width, tensors, constants, SKIP: tl.c
 
 @triton.jit
 def _update_by_rows(begin, end, visible, width, tensors, constants, BLOCK: tl.constexpr):
-    """Does the same, Gaussian by Gaussian, for many values of each."""
+    """Does what ``_update_by_values`` does, in a loop over Gaussians, for many values per Gaussian."""
     for gaussian in range(begin // width, (end - 1) // width + 1):
         if tl.load(visible + gaussian) != 0:
             after = tl.minimum((gaussian + 1) * width, end)
@@ -120,11 +119,11 @@ def _update_by_rows(begin, end, visible, width, tensors, constants, BLOCK: tl.co
 def _update_selected(
     begin, end, rows, visible, width, tensors, constants, BLOCK: tl.constexpr, PREFETCH: tl.constexpr
 ):  # fmt: skip
-    """Updates the visible ones of the Gaussians of rows, given a section of the values of their gradients."""
+    """Updates the visible Gaussians among `rows`, for a section of the values of their gradients."""
     last = (end - 1) // width
     for row in range(begin // width, last + 1):
         if PREFETCH > 0:
-            # Rows are anywhere in memory.
+            # The rows are scattered in memory.
             later = tl.load(rows + tl.minimum(row + PREFETCH, last)) * width
             for start in range(0, width, BLOCK):
                 n = tl.minimum(width - start, BLOCK)
@@ -142,19 +141,19 @@ def _update_selected(
 @kernel
 def _adam_kernel(
     table,  # [n_parameters, WORDS] int64
-    visible,  # [N] bool or None; with rows [R] bool
-    rows,  # [R] int64, the Gaussians that have gradients [R, ...]; None if all have
+    visible,  # [N] bool, or [R] with `rows`; or None
+    rows,  # [R] int64, the Gaussians whose gradients [R, ...] are given; None for all
     n_parameters: "Int", search_steps: "Int",
     FP64: tl.constexpr, BF16: tl.constexpr,  # dtypes of parameters, and of moments
     BLOCK: tl.constexpr,
     ROUNDS: tl.constexpr,  # blocks of a program
     PREFETCH: tl.constexpr, ON_CPU: tl.constexpr,
 ):  # fmt: skip
-    """Updates a section of a parameter of the table, and of its moments."""
+    """Updates a section of a parameter and its moments."""
     dtype = tl.float64 if FP64 else tl.float32
     moments_dtype = tl.uint16 if BF16 else dtype
     program = tl.program_id(0)
-    # The parameter of the program: the last one whose first program is not behind it.
+    # The parameter of the program: the last one whose first program is <= this program.
     low = program * 0
     high = low + n_parameters
     for _ in range(search_steps):
@@ -178,7 +177,7 @@ def _adam_kernel(
             element = start + tl.arange(0, BLOCK)
             _update(element, element, element < end, tensors, constants)
     elif ON_CPU:
-        # A gather and a division for each value take a CPU longer than the update.
+        # On a CPU, a gather and a division per value would take longer than the update.
         if width >= BLOCK:
             _update_by_rows(begin, end, visible, width, tensors, constants, BLOCK)
         else:
@@ -188,14 +187,15 @@ def _adam_kernel(
 
 
 class AdamTable:
-    """The table of parameters and their moments, for steps of all of them.
+    """The table of parameters, gradients, moments and constants that the kernel reads.
 
-    They are [N, ...] contiguous, of one device and dtype; moments are of that dtype, or all of them bf16.
+    Parameters are contiguous [N, ...] tensors on one device and of one dtype. Moments have the same dtype, or are all
+    bf16.
 
     Args:
         gradients: [N, ...], or [R, ...] for steps of selected rows.
-        constants: Of each parameter 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps, t. They
-            are rounded to the parameter's dtype. beta2 rounded to fp32 is too coarse to be subtracted from 1.
+        constants: For each parameter 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps, t. They
+            are rounded to the parameter's dtype. 1 - beta2 is passed, as beta2 in fp32 is too coarse for it.
 
     Attributes:
         words: [n_parameters, WORDS] int64, on the device.
@@ -223,11 +223,11 @@ class AdamTable:
         if first.is_cuda:
             self._on_cpu = self._on_cpu.pin_memory()
             self.words = self._on_cpu.to(first.device, non_blocking=True)
-        # For the emulator, which follows addresses only into tensors that it is told of.
+        # The emulator resolves only the addresses of tensors in this list.
         self.words.pointees = [*parameters, *gradients, *exp_avgs, *exp_avg_sqs]
 
     def change(self, constants: Sequence[Sequence[float]]) -> None:
-        """Changes the constants for the next step. The device must have taken over those of the one before."""
+        """Sets the constants of the next step. The copy of the previous ones to the device must be complete."""
         self._on_cpu.numpy()[:, -len(constants[0]) :].view(np.float64)[...] = constants
         if self.words is not self._on_cpu:
             self.words.copy_(self._on_cpu, non_blocking=True)
@@ -235,8 +235,8 @@ class AdamTable:
     def step(self, visible: Tensor | None, rows: Tensor | None = None) -> None:
         """Updates parameters and moments; see :func:`adam_step`.
 
-        With `rows`, [R] int64, only the Gaussians of these rows are updated, as far as `visible`, [R] bool, is true for
-        them. Other rows may have any number.
+        With `rows`, [R] int64, only those of these Gaussians are updated for which `visible`, [R] bool, is true. The
+        other rows may contain any number.
         """
         n = len(self.words)
         _adam_kernel.launch(
@@ -257,6 +257,6 @@ def adam_step(
     """Updates parameters and their moments; see :class:`AdamTable`.
 
     Args:
-        visible: [N] bool; rows that are false stay as they are. None to update all.
+        visible: [N] bool; Gaussians that are not visible keep their values. None to update all.
     """
     AdamTable(parameters, gradients, exp_avgs, exp_avg_sqs, constants).step(visible)

@@ -1,12 +1,12 @@
-"""Device functions that kernels share: each step ``foo`` beside its vector-Jacobian product ``foo_vjp``.
+"""Device functions shared by kernels. The vector-Jacobian product of a function ``foo`` is ``foo_vjp``, next to it.
 
-Vectors and matrices are tuples of equally shaped tensors, so nothing here depends on block sizes. A 3-vector is
-``(x, y, z)``, a 3×3 matrix its nine entries row by row, a symmetric matrix its upper triangle row by row (00 01 02 11
-12 22, or 00 01 11). The gradient of a symmetric matrix is taken with respect to that triangle: an off-diagonal entry
-carries the gradients of both of its places. ``add``, ``times`` and ``where`` take tuples of any length.
+Vectors and matrices are tuples of tensors of the same shape, so nothing here depends on block sizes. A 3-vector is
+``(x, y, z)``. A 3×3 matrix is its nine entries, row by row. A symmetric matrix is its upper triangle, row by row (00 01
+02 11 12 22, or 00 01 11). The gradient of a symmetric matrix is with respect to the triangle: an off-diagonal entry is
+the sum of the gradients of both entries of the full matrix. ``add``, ``times`` and ``where`` take tuples of any length.
 
-Values keep their dtype: what runs in fp32 on a GPU runs in fp64 in tests. ``APPROX`` selects NVIDIA's approximate fp32
-instructions for exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed).
+Functions work in any dtype: kernels run in fp32, and in tests also in fp64. ``APPROX`` selects NVIDIA's approximate
+fp32 instructions for exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed).
 """
 
 from typing import Any, NamedTuple
@@ -17,8 +17,7 @@ from triton.language import core
 
 
 class RotatedGaussian(NamedTuple):
-    """Mean, rotation matrix and scales of a Gaussian; its unit quaternion, and 1 over the norm of the quaternion
-    given."""
+    """Mean, rotation matrix and scales of a Gaussian; its unit quaternion, and 1 / norm of the given quaternion."""
 
     mean: Any
     rotation: Any
@@ -62,7 +61,7 @@ def popcount(x, PTX: tl.constexpr):
 
 @triton.jit
 def load4(pointer):
-    """Loads four fp32 values at a 16-byte boundary with one load, on NVIDIA GPUs."""
+    """Loads four fp32 values at a 16-byte boundary with one instruction. For NVIDIA GPUs."""
     return tl.inline_asm_elementwise(
         "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];",
         "=f,=f,=f,=f,l",
@@ -75,10 +74,10 @@ def load4(pointer):
 
 @triton.jit
 def element(pointer, index, STRIDE: tl.constexpr, PTX: tl.constexpr):
-    """Returns the pointer advanced by index * STRIDE elements, for an int32 index.
+    """Returns pointer + index * STRIDE, for an int32 index.
 
-    LLVM merges the product and the sum into an instruction that ptxas takes apart into two or three. If PTX, the
-    product is hidden from LLVM, and ptxas makes one instruction of both.
+    LLVM merges product and sum into an instruction that ptxas splits into two or three. With PTX, the product is hidden
+    from LLVM, and ptxas merges both into one instruction.
     """
     if PTX:
         size: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8 * STRIDE
@@ -92,9 +91,10 @@ def element(pointer, index, STRIDE: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def constant(value, like):
-    """Returns a scalar in the dtype and shape of a tensor.
+    """Returns a scalar as a tensor of the dtype and shape of `like`.
 
-    Comparisons, ``tl.minimum`` and ``tl.maximum`` round constants to fp32, in fp64 too; arithmetic operators do not.
+    Comparisons, ``tl.minimum`` and ``tl.maximum`` round Python constants to fp32, even for fp64 tensors. Arithmetic
+    operators do not.
     """
     return tl.full(like.shape, value, like.dtype)
 
@@ -106,7 +106,7 @@ def finite(x):
 
 @triton.jit
 def add(values, others):
-    """Returns sums of the entries of two tuples."""
+    """Adds two tuples entry by entry."""
     total = ()
     for k in tl.static_range(len(values)):
         total = total + (values[k] + others[k],)
@@ -115,7 +115,7 @@ def add(values, others):
 
 @triton.jit
 def add_where(values, mask, others):
-    """Adds the entries of a tuple to those of another where a mask is true."""
+    """Adds `others` to `values`, entry by entry, where a mask is true."""
     total = ()
     for k in tl.static_range(len(values)):
         total = total + (values[k] + tl.where(mask, others[k], 0.0),)
@@ -124,7 +124,7 @@ def add_where(values, mask, others):
 
 @triton.jit
 def where(mask, values, other: tl.constexpr = 0.0):
-    """Returns the entries of a tuple where a mask is true, and otherwise a number."""
+    """Returns the entries of a tuple where a mask is true, elsewhere the number `other`."""
     chosen = ()
     for k in tl.static_range(len(values)):
         chosen = chosen + (tl.where(mask, values[k], other),)
@@ -133,7 +133,7 @@ def where(mask, values, other: tl.constexpr = 0.0):
 
 @triton.jit
 def times(values, factor):
-    """Returns the entries of a tuple times a factor."""
+    """Multiplies the entries of a tuple by a factor."""
     scaled = ()
     for k in tl.static_range(len(values)):
         scaled = scaled + (values[k] * factor,)
@@ -142,7 +142,7 @@ def times(values, factor):
 
 @triton.jit
 def size_of(values):
-    """Returns the sum of absolute values of a tuple; not finite if any of them is not."""
+    """Returns the sum of the absolute values of a tuple. It is not finite if any value is not."""
     total = tl.abs(values[0])
     for k in tl.static_range(1, len(values)):
         total += tl.abs(values[k])
@@ -151,7 +151,7 @@ def size_of(values):
 
 @triton.jit
 def load_tuple(pointer, stride, N: tl.constexpr, mask=None):
-    """Loads the N values at pointer, pointer + stride, ...; zero where masked out."""
+    """Loads N values at pointer, pointer + stride, ...; zero where the mask is false."""
     values = ()
     for k in tl.static_range(N):
         if mask is None:
@@ -163,7 +163,7 @@ def load_tuple(pointer, stride, N: tl.constexpr, mask=None):
 
 @triton.jit
 def store_tuple(pointer, stride, values, mask=None, kept=None):
-    """Stores values at pointer, pointer + stride, ...; zero where not ``kept``."""
+    """Stores values at pointer, pointer + stride, ...; stores zero where ``kept`` is false."""
     for k in tl.static_range(len(values)):
         if kept is None:
             tl.store(pointer + k * stride, values[k], mask=mask)
@@ -173,14 +173,14 @@ def store_tuple(pointer, stride, values, mask=None, kept=None):
 
 @core.extern
 def _prefetch(address, _semantic=None):
-    """Prefetches the cache line of an int64 address. ``triton_cpu`` implements it."""
+    """Prefetches the cache line of an int64 address. Implemented by ``triton_cpu``."""
     result = {(core.int64,): ("prefetch", core.int32)}
     return core.extern_elementwise("", "", [address], result, is_pure=False, _semantic=_semantic)
 
 
 @triton.jit
 def prefetch(pointer, N):
-    """Prefetches N consecutive values of at most two cache lines. For kernels compiled for the CPU."""
+    """Prefetches N consecutive values in at most two cache lines. For kernels compiled for the CPU."""
     _prefetch(pointer.to(tl.int64))
     _prefetch((pointer + N - 1).to(tl.int64))
 
@@ -267,7 +267,7 @@ def rotation_vjp(q, v):
 
 @triton.jit
 def quaternion_vjp(unit, inverse_norm, v_rotation):
-    """Returns the gradient of a quaternion from that of its rotation, and from what ``normalize4`` returned for it."""
+    """Returns the gradient of a quaternion from that of its rotation matrix and the results of ``normalize4``."""
     return normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
 
 
@@ -318,7 +318,7 @@ def conic(s, det):
 def conic_vjp(s, det, v):
     """Returns the gradient of s: v_S = (adj(G) - tr(S^-1 G) adj(S)) / det.
 
-    It is -S^-1 G S^-1, which would cancel twice, by the condition number of S each time; this cancels once.
+    This equals -S^-1 G S^-1, which loses precision by the condition number of S twice; this form loses it once.
     """
     inverse = 1.0 / det
     trace = (v[0] * s[2] - v[1] * s[1] + v[2] * s[0]) * inverse
@@ -331,7 +331,11 @@ def conic_vjp(s, det, v):
 
 @triton.jit
 def bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr):
-    """Returns radii in whole pixels along x and y, beyond which the Gaussian is not visible; opacity may be None."""
+    """Returns the radii of visibility along x and y in whole pixels. Opacity may be None.
+
+    OPACITY_AWARE: ceil(min(EXTEND, sqrt(2 ln(opacity / ALPHA_MIN))) sigma_x), and likewise for y. Otherwise both radii
+    are ceil(EXTEND sqrt(lambda_max)), with the larger eigenvalue lambda_max of the covariance.
+    """
     if OPACITY_AWARE:
         extend = constant(EXTEND, det)
         if opacity is not None:
@@ -352,7 +356,7 @@ def compensation(det, det_blurred, FLOOR: tl.constexpr):
 
 @triton.jit
 def compensation_vjp(s, blurred, det, det_blurred, rho, FLOOR: tl.constexpr, v):
-    """Returns the gradient of the unblurred matrix s, whose diagonal the blur shifts by a constant."""
+    """Returns the gradient of the covariance s before the blur, which adds a constant to the diagonal."""
     ratio = det / det_blurred
     free = ratio > constant(FLOOR * FLOOR, ratio)
     v_det = tl.where(free, 0.5 * v / (tl.where(free, rho, 1.0) * det_blurred), 0.0)
@@ -366,10 +370,10 @@ def compensation_vjp(s, blurred, det, det_blurred, rho, FLOOR: tl.constexpr, v):
 
 @triton.jit
 def gaussians_of_program(n_gaussians, BLOCK: tl.constexpr):
-    """Returns the Gaussians of a program, whose grid has the blocks of each batch one after the other.
+    """Assigns a block of Gaussians of one batch to the program. Blocks are ordered by batch.
 
     Returns:
-        Batch and block; indices in the batch and in [B, N]; whether there are such Gaussians.
+        Batch; block; indices in [N]; indices in [B, N]; whether the indices are less than N.
     """
     blocks = tl.cdiv(n_gaussians, BLOCK)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
@@ -391,16 +395,16 @@ def load_rotated(gaussians, i, mask):
 
 @triton.jit
 def search_starts(starts, n, child, steps):
-    """Finds the parent of each child, the last p in [0, n) with starts[p] <= child, by binary search."""
+    """Returns the parent of each child by binary search: the last p in [0, n) with starts[p] <= child."""
     return _search_between(starts, child * 0, child * 0 + n, child, steps)
 
 
 @triton.jit
 def search_starts_of_block(starts, n, child, steps, ON_CPU: tl.constexpr):
-    """Finds what ``search_starts`` does for children less than ``starts[n]``, most of which follow each other.
+    """Does what ``search_starts`` does, for a block of mostly consecutive children less than ``starts[n]``.
 
-    As gathers are slow on a CPU, it searches everywhere for the parent of the least child only, and for the others
-    between that one and the parent of the largest.
+    Gathers are slow on a CPU. There, only the parent of the smallest child is searched for in the whole range. The
+    other parents are searched for between this one and the parent of the largest child.
     """
     if ON_CPU:
         first, last = tl.min(child), tl.max(child)

@@ -1,14 +1,14 @@
 """L1 and SSIM of two images in one pass, forward and backward.
 
 SSIM (Wang et al., "Image quality assessment: from error visibility to structural similarity", 2004) is a function of
-five means under a Gaussian window: of x, y, x^2, y^2 and xy. A program takes a block of lines and columns of one
-channel and loops over the image lines that its windows reach. Each line is blurred along x once, and added to every
-output line by its tap. Nothing blurred goes through memory.
+five means under a Gaussian window: of x, y, x^2, y^2 and xy. A program computes a block of rows and columns of one
+channel, in a loop over the image rows that its windows cover. Each image row is blurred along x once, and added to each
+output row with its weight. Blurred values stay in registers.
 
-Forward keeps three maps, the derivatives A, B and C of SSIM with respect to the means of x, x^2 and xy, 12 bytes per
-value. Recomputing them would read both images with twice the margin. Backward blurs them, as the window is symmetric:
-the gradient of the sum of SSIM is blur(A) + 2 x blur(B) + y blur(C). Sums are written per program, and one more program
-adds them in a fixed order, so results are bit-reproducible.
+The forward pass saves three maps, the derivatives A, B and C of SSIM with respect to the means of x, x^2 and xy, 12
+bytes per value. Recomputing them would read both images with twice the margin. The backward pass blurs them, as the
+window is symmetric: the gradient of the sum of SSIM is blur(A) + 2 x blur(B) + y blur(C). Each program writes its sums,
+and a last program adds them in a fixed order, so results are bit-reproducible.
 """
 
 import functools
@@ -29,7 +29,7 @@ RADIUS = tl.constexpr(len(SSIM_TAPS) // 2)
 
 
 class Image(NamedTuple):
-    """An image [B, height, width, n_channels] of any float dtype, with its strides: an argument of kernels."""
+    """A kernel argument: an image [B, height, width, n_channels] of any float dtype, and its strides."""
 
     data: Tensor
     batch_stride: int
@@ -44,7 +44,7 @@ class Image(NamedTuple):
 
 @triton.jit
 def _plane(image, plane, n_channels, PLANAR: tl.constexpr):
-    """Returns a channel plane of an image, and the strides of its rows and columns."""
+    """Returns a pointer to a channel plane of an image, and the strides of rows and columns."""
     at = image.data + plane // n_channels * image.batch_stride + plane % n_channels * image.channel_stride
     if PLANAR:
         return at, image.row_stride, 1
@@ -54,7 +54,7 @@ def _plane(image, plane, n_channels, PLANAR: tl.constexpr):
 
 @triton.jit
 def _block(n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Returns the channel plane of this program, and its lines and columns."""
+    """Returns the channel plane, the rows and the columns of this program."""
     across = tl.cdiv(n_columns, COLUMNS)
     down = tl.cdiv(n_rows, ROWS)
     program = tl.program_id(0)
@@ -66,7 +66,7 @@ def _block(n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _tap(taps, k):
-    """Returns the value of the window at places 0 to 2 RADIUS, zero elsewhere."""
+    """Returns tap k of the window; zero unless 0 <= k <= 2 RADIUS."""
     return tl.load(taps + k, mask=(k >= 0) & (k <= 2 * RADIUS), other=0.0)
 
 
@@ -85,7 +85,7 @@ def _l1_ssim_fwd_kernel(
     """Sums |x - y| and SSIM over a block of a channel plane, and stores the derivatives of SSIM."""
     dtype = maps.dtype.element_ty
     plane, rows, columns = _block(height, width, ROWS, COLUMNS)
-    # Windowed means of x, y, x^2, y^2 and xy, first along lines, then down columns.
+    # Windowed means of x, y, x^2, y^2 and xy: blur along rows, then along columns.
     x, x_row, x_column = _plane(image, plane, n_channels, PLANAR)
     y, y_row, y_column = _plane(target, plane, n_channels, PLANAR)
     mean_x = tl.zeros([ROWS, COLUMNS], dtype)
@@ -126,7 +126,8 @@ def _l1_ssim_fwd_kernel(
     whole = inside
     if VALID:
         whole = (r >= RADIUS) & (r < height - RADIUS) & (c >= RADIUS) & (c < width - RADIUS)
-    # SSIM = luminance structure, and its derivatives with respect to the means of x, x^2 and xy
+    # SSIM = luminance * structure, and its derivatives with respect to the means of x, x^2 and xy:
+    #   luminance = (2 mx my + C1) / (mx^2 + my^2 + C1),  structure = (2 cov(x, y) + C2) / (var x + var y + C2)
     d_luminance = mean_x * mean_x + mean_y * mean_y + C1
     d_structure = (mean_xx - mean_x * mean_x) + (mean_yy - mean_y * mean_y) + C2
     luminance = (2.0 * mean_x * mean_y + C1) / d_luminance
@@ -171,7 +172,10 @@ def _l1_ssim_means_kernel(
 
 @triton.jit
 def _scale(v, v_loss, weight, n):
-    """Returns the gradient of a sum over n values, whose mean the loss has with a weight. Gradients may be None."""
+    """Returns the gradient of a sum from that of its mean over n values, and from that of a loss with weight * mean.
+
+    Both gradients may be None.
+    """
     scale = weight * 0.0
     if v is not None:
         scale = tl.load(v)
@@ -197,7 +201,7 @@ def _l1_ssim_bwd_kernel(
     """Computes the gradient of the image over a block of a channel plane."""
     dtype = maps.dtype.element_ty
     plane, rows, columns = _block(height, width, ROWS, COLUMNS)
-    # Windowed sums of the derivatives of SSIM, first along lines, then down columns.
+    # Windowed sums of the derivatives of SSIM: blur along rows, then along columns.
     start = maps + plane * height * width
     by_mean = tl.zeros([ROWS, COLUMNS], dtype)
     by_square = by_mean
@@ -232,7 +236,7 @@ def _l1_ssim_bwd_kernel(
     # v = v_L1 sign(x - y) + v_SSIM (by_mean + 2 x by_square + y by_product)
     l1_scale = _scale(v_l1, v_loss, tl.full([], 1.0 - ssim_weight, dtype), size)
     ssim_scale = _scale(v_ssim, v_loss, tl.full([], -ssim_weight, dtype), n_windows)
-    # Explicit, as contraction would depend on which gradients there are.
+    # An explicit fma, as contraction by the compiler would depend on which gradients are given.
     v = tl.fma(l1_scale, sign, ssim_scale * (by_mean + 2.0 * a * by_square + b * by_product))
     tl.store(v_image + (plane * height + r) * width + c, v, mask=inside)
 
@@ -240,24 +244,24 @@ def _l1_ssim_bwd_kernel(
 def l1_ssim_fwd(
     image: Tensor, target: Tensor, *, valid: bool, n_windows: int, ssim_weight: float, dtype: torch.dtype
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Computes the mean of |x - y|, the mean of SSIM, and their loss.
+    """Computes the mean of |x - y|, the mean of SSIM, and the loss (1 - w) L1 + w (1 - SSIM).
 
     Args:
         image, target: [B, H, W, C] of any float dtype and strides.
-        valid: Whether the mean of SSIM is that of windows inside the image only.
-        n_windows: Number of windows of all channels.
-        ssim_weight: w of the loss (1 - w) L1 + w (1 - SSIM).
-        dtype: To compute in.
+        valid: Whether the mean of SSIM is over windows inside the image only.
+        n_windows: The number of windows of all channels.
+        ssim_weight: The weight w.
+        dtype: The dtype to compute in.
 
     Returns:
-        L1, SSIM and the loss, [] each; and what the backward pass needs: image and target, as the kernels read them,
-        and maps [3, B, C, H, W], the derivatives of SSIM with respect to the windowed means of x, x^2 and xy.
+        L1, SSIM and the loss, [] each; and the tensors saved for the backward pass: image and target, as the kernels
+        read them, and maps [3, B, C, H, W], the derivatives of SSIM with respect to the means of x, x^2 and xy.
     """
     n_batch, height, width, n_channels = image.shape
     maps = torch.empty(3, n_batch, n_channels, height, width, dtype=dtype, device=image.device)
-    # Not three values of one tensor: autograd takes longer for views.
+    # Three tensors, as autograd takes longer for views of one tensor.
     l1, ssim, loss = (maps.new_empty(()) for _ in range(3))
-    planar = is_compiled_for_cpu(image)  # neighbors are loaded as vectors
+    planar = is_compiled_for_cpu(image)  # a CPU loads neighboring pixels as vectors
     image, target = (
         t.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) if planar or _is_wide(t) else t for t in (image, target)
     )
@@ -290,12 +294,12 @@ def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windo
     """Computes the gradient of the image.
 
     Args:
-        kept: What :func:`l1_ssim_fwd` returned for this.
+        kept: The saved tensors that :func:`l1_ssim_fwd` returned.
         v: Gradients of L1, SSIM and the loss, each [] or None.
         n_windows, ssim_weight: As in :func:`l1_ssim_fwd`.
 
     Returns:
-        [B, H, W, C], channel-major in memory, so that neighboring pixels are stored, and later loaded, side by side.
+        [B, H, W, C], channel-major in memory, so that neighboring pixels of a channel are adjacent.
     """
     image, _, maps = kept
     v_image = maps.new_empty(maps.shape[1:])
@@ -314,7 +318,7 @@ def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windo
 
 
 def _is_wide(image: Tensor) -> bool:
-    """Returns whether pixels of an image are further apart in memory than int32 counts."""
+    """Returns whether offsets of pixels exceed int32."""
     return (image.shape[1] - 1) * image.stride(1) + (image.shape[2] - 1) * image.stride(2) >= 2**31
 
 
@@ -332,7 +336,7 @@ def _taps(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:
-    """Returns the arguments that both kernels share."""
+    """Returns the arguments that the forward and the backward kernel share."""
     _, height, width, n_channels = image.shape
     return dict(
         image=Image.of(image),

@@ -1,18 +1,19 @@
 """Intersections of projected Gaussians with tiles: the exact ellipse against rows and columns of tiles.
 
 A Gaussian is visible where opacity exp(-sigma) >= 1/255, inside the ellipse 2 sigma(dx, dy) <= 2 ln(255 opacity). The
-extent of the ellipse in y gives its tile rows. In each of them, its extent in x between the first and the last pixel
-center of the tile row gives a span of tiles: it ends at the height in between that is nearest to the ellipse's leftmost
-or rightmost point. The bound is widened by the rounding error of fp32, so that no intersection is lost that adds to a
-pixel. Without conics, the rectangle mean +- radii takes the place of the ellipse, as in gsplat.
+extent of the ellipse in y gives its tile rows. In a tile row, the extent of the ellipse in x, between the first and the
+last row of pixel centers, gives a span of tiles. This extent is reached at the height that is closest to the leftmost
+or rightmost point of the ellipse. The bound is widened by the rounding error of fp32, so that no visible intersection
+is lost. Without conics, the rectangle mean +- radii is used instead of the ellipse, as in gsplat.
 
 Three kernels have one lane per output: the tile rows of a Gaussian, a span, and an intersection. The second and third
-find the Gaussian, or the span, by binary search in a prefix sum. A zero precedes the counts, so that their prefix sum
-has the start of each and ends with the total. Once intersections are sorted by tile, a fourth kernel gathers their rows
-and finds the first one of each tile.
+find their Gaussian or span by binary search in a prefix sum. The counts are preceded by a zero, so that their prefix
+sum has the start of each list and ends with the total. After intersections have been sorted by tile, a fourth kernel
+gathers their rows and finds the first intersection of each tile.
 
-With a capacity, there may be fewer spans and intersections than that. Only the device then knows their number, the last
-value of these sums. Spans beyond it have no intersections, and intersections beyond it a tile beyond all others.
+With a capacity, there may be fewer spans and intersections than the capacity. The number is known to the device only,
+as the last value of the prefix sum. Spans beyond it have no intersections. Intersections beyond it get a key after all
+tiles.
 """
 
 from typing import Any, NamedTuple
@@ -34,11 +35,11 @@ class ScreenEllipse(NamedTuple):
     """The ellipse 2 sigma = level of a projected Gaussian.
 
     Attributes:
-        mean, conic, level: Of the ellipse; conic and level are 0 without conics.
+        mean, conic, level: Center, conic and level of the ellipse. Conic and level are 0 without conics.
         extent_x, extent_y: Half extents, pixels.
         seen: Whether the Gaussian is visible.
-        det: Determinant of the conic; 0 if the ellipse is too thin for it to be meaningful, or without conics. Then
-            only radii bound the Gaussian.
+        det: Determinant of the conic. It is 0 without conics, or if the ellipse is so thin that rounding errors
+            dominate; then only the radii bound the Gaussian.
     """
 
     mean: Any
@@ -68,7 +69,8 @@ def _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN: tl.co
         c = load_tuple(conics + row * 3, 1, 3, mask)
         opacity = tl.load(opacities + row, mask=mask, other=0.0)
         support = 2.0 * tl.log(tl.maximum(opacity / ALPHA_MIN, 1.0))
-        # The radii bound the ellipse without cancellation, but were cut off at EXTEND standard deviations.
+        # Half extents sqrt(level c_yy / det) and sqrt(level c_xx / det), bounded by the radii, which have no
+        # cancellation but end at EXTEND standard deviations.
         cut = 1.0001 * tl.maximum(tl.sqrt(support) / EXTEND, 1.0)
         det = det2(c)
         condition = tl.where(det > 0.0, c[0] * c[2] / tl.where(det > 0.0, det, 1.0), float("inf"))
@@ -86,7 +88,10 @@ def _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN: tl.co
 
 @triton.jit
 def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
-    """Returns first tile and number of tiles in [low, high]: with a center inside if CENTERS, or that overlap."""
+    """Returns the first tile and the number of tiles in [low, high], pixels.
+
+    With CENTERS, tiles that have a pixel center inside; otherwise, tiles that overlap.
+    """
     if CENTERS:
         n_pixels = n_tiles * TILE
         first = tl.minimum(tl.maximum(tl.ceil(low - 0.5), 0.0), n_pixels).to(tl.int32)
@@ -102,10 +107,10 @@ def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
 
 @triton.jit
 def _wrapped_range(low, high, mean, period, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
-    """Returns what ``_tile_range`` does, for columns that wrap: the range may continue with the first tile.
+    """Does what ``_tile_range`` does, for columns that wrap: after the last tile, the range continues with the first.
 
-    An interval is at most half a period to either side of the mean. Its copy from the left, beyond the right end of the
-    image, adds tiles at the left end, and its copy from the right adds tiles at the right end.
+    The interval is cut to half a period on either side of the mean. Its copy shifted by -period adds tiles at the left
+    end of the image, and its copy shifted by +period adds tiles at the right end.
     """
     low = tl.maximum(low, mean - 0.5 * period)
     high = tl.minimum(high, mean + 0.5 * period)
@@ -134,12 +139,12 @@ def _tile_rows_kernel(
     n: "Int", n_per_image: "Int", tile_height: "Int", begin: "Int", end: "Int",
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Finds the tile rows that each Gaussian meets within a band, and counts them. One lane per Gaussian."""
+    """Finds and counts the tile rows that each Gaussian intersects within a band. One lane per Gaussian."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = position < n
     row = tl.load(depth_order + position, mask=mask, other=0)
     ellipse = _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND)
-    # mean +- extent of the ellipse in y, in tile rows, cut off at those of the band
+    # The tile rows of mean_y +- extent_y, within the image and the band.
     top, bottom = ellipse.mean[1] - ellipse.extent_y, ellipse.mean[1] + ellipse.extent_y
     first, count = _tile_range(top, bottom, tile_height, TILE, conics is not None)
     if image_ids is not None:
@@ -171,7 +176,7 @@ def _tile_columns_kernel(
     n: "Int", n_spans: "Int", search_steps: "Int", tile_width: "Int",
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Finds the tile columns that each span meets, and counts them. One lane per span."""
+    """Finds and counts the tile columns of each span. One lane per span."""
     first_span = tl.program_id(0).to(tl.int64) * BLOCK
     span = first_span + tl.arange(0, BLOCK)
     tl.store(n_columns + span, span.to(tl.int32), mask=span == 0)
@@ -192,8 +197,8 @@ def _tile_columns_kernel(
             bottom = tl.minimum((tile_row * TILE + TILE - 1).to(mean[1].dtype) + 0.5 - mean[1], ellipse.extent_y)
             thick = det > 0.0
             a = tl.where(thick, c[0], 1.0)
-            # a dx^2 + 2 b dx dy + c dy^2 = level: dx = (-b dy +- sqrt(level a - det dy^2)) / a, between top and bottom
-            # dy of the leftmost point of the ellipse; the rightmost point is its mirror image.
+            # a dx^2 + 2 b dx dy + c dy^2 = level gives dx = (-b dy +- sqrt(level a - det dy^2)) / a. Its extremes in
+            # [top, bottom] are at the dy closest to that of the leftmost point, `skew`, and of the rightmost, `-skew`.
             skew = c[1] * tl.sqrt(level / tl.where(thick, c[2] * det, 1.0))
             dy_right = tl.minimum(tl.maximum(-skew, top), bottom)
             dy_left = tl.minimum(tl.maximum(skew, top), bottom)
@@ -268,9 +273,9 @@ def _tile_lists_kernel(
     n: "Int", n_tiles: "Int", first_key: "Int", search_steps: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gathers the rows of intersections in the order of tiles, and finds where those of each tile begin.
+    """Gathers the rows of sorted intersections, and finds the first intersection of each tile.
 
-    One lane per intersection, one per tile, and one for the end of the last tile.
+    One lane per intersection, and one lane per tile and for the end of the last tile.
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     index = tl.load(indices + lane, mask=lane < n, other=0)
@@ -280,7 +285,7 @@ def _tile_lists_kernel(
         low = lane * 0
         high = low + n
         for _ in range(search_steps):
-            middle = low + ((high - low) >> 1)  # the sum may exceed int32
+            middle = low + ((high - low) >> 1)  # low + high may exceed int32
             key = tl.load(keys + middle, mask=low < high, other=0).to(tl.int32)
             before = (low < high) & (key < lane + first_key)
             low = tl.where(before, middle + 1, low)
@@ -291,13 +296,14 @@ def _tile_lists_kernel(
 def tile_rows(
     screen: ScreenGaussians, grid: TileGrid, band: tuple[int, int], settings: IntersectionSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Finds the row of each Gaussian, its first tile row, and how many tile rows it meets, in depth order.
+    """Finds the tile rows of each Gaussian, in depth order.
 
     Args:
-        band: The first flat tile row and the one after the last; others are left out.
+        band: The first flat tile row of the band, and the one after its last.
 
     Returns:
-        Rows and first tile rows, [nnz] int32 each; a zero, followed by the numbers of tile rows, [1 + nnz] int32.
+        The row of each Gaussian and its first tile row, [nnz] int32 each; a zero, then the number of its tile rows,
+        [1 + nnz] int32.
     """
     n = screen.depth_order.numel()
     rows = torch.empty(n, dtype=torch.int32, device=screen.depth_order.device)
@@ -323,8 +329,10 @@ def tile_rows(
 
 
 def max_unread_spans(tensor: Tensor) -> int:
-    """Returns up to how many spans memory is allocated without reading their number from the device; 0 on a CPU, where
-    reading does not wait."""
+    """Returns the number of spans up to which memory is allocated without reading their number from the device.
+
+    It is 0 on a CPU, where reading does not wait.
+    """
     return 0 if is_compiled_for_cpu(tensor) else UNREAD_MAX
 
 
@@ -337,14 +345,15 @@ def tile_columns(
     n_spans: int,
     settings: IntersectionSettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Finds each span's Gaussian (its position in depth order), first tile, and number of tiles.
+    """Finds the tile columns of each span.
 
     Args:
         rows, first_tile_rows, span_starts: See :class:`Spans`.
-        n_spans: S, or more; spans beyond the last one have no tiles.
+        n_spans: The number of spans S, or an upper bound; the additional spans have no tiles.
 
     Returns:
-        Positions and first tiles, [S] int32 each; a zero, followed by the numbers of tiles, [1 + S] int32.
+        The position of each span's Gaussian in depth order and its first tile column, [S] int32 each; a zero, then the
+        number of its tiles, [1 + S] int32.
     """
     positions = torch.empty(n_spans, dtype=torch.int32, device=screen.depth_order.device)
     first_columns = torch.empty_like(positions)
@@ -380,11 +389,11 @@ def tile_columns(
 def tile_intersections(
     screen: ScreenGaussians, grid: TileGrid, spans: Spans, key_dtype: torch.dtype, key_bias: int, last_key: int
 ) -> tuple[Tensor, Tensor]:
-    """Lists the intersections of spans, Gaussian by Gaussian: flat tiles as sorting keys [M], and rows [M] int32.
+    """Lists the intersections of spans, Gaussian by Gaussian. Returns sorting keys [M] and rows [M] int32.
 
     Args:
-        key_bias: Subtracted from each key.
-        last_key: Key of elements beyond the last intersection.
+        key_bias: Keys are flat tiles minus this.
+        last_key: The key of elements beyond the last intersection.
     """
     keys = torch.empty(spans.n_intersections, dtype=key_dtype, device=screen.depth_order.device)
     flatten_ids = torch.empty(spans.n_intersections, dtype=torch.int32, device=screen.depth_order.device)
@@ -411,17 +420,17 @@ def tile_intersections(
 
 
 def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int, first_key: int) -> tuple[Tensor, ...]:
-    """Lists intersections [M] in the order of their tiles.
+    """Makes the lists of tiles from sorted keys.
 
     Args:
         keys: [M], sorted.
         indices: [M] int32 or int64, index of each key before sorting.
         flatten_ids: [M] int32, row of each intersection before sorting.
-        n_tiles, first_key: Number of tiles, and the key of the first.
+        n_tiles, first_key: The number of tiles, and the key of the first tile.
 
     Returns:
-        Rows [M] int32; indices before sorting, in Gaussian-major order, [M] int32; the first intersection of each tile,
-        followed by M, [n_tiles + 1] int32.
+        Rows [M] int32; indices in Gaussian-major order, before sorting, [M] int32; the first intersection of each tile,
+        then M, [n_tiles + 1] int32.
     """
     n = keys.numel()
     sorted_ids, gaussian_major_indices = torch.empty_like(flatten_ids), torch.empty_like(flatten_ids)
@@ -444,5 +453,5 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
 
 
 def _rows_per_image(screen: ScreenGaussians, grid: TileGrid) -> int:
-    """Returns rows of each image, at least 1, if rows are [I, N]."""
+    """Returns the number of rows per image, at least 1, for rows [I, N]."""
     return max(screen.depth_order.numel() // max(grid.n_images, 1), 1)

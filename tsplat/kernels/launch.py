@@ -1,4 +1,4 @@
-"""Launches kernels on any device, with grids that fit, and offers what launchers have in common."""
+"""Launches kernels on any device: keys of compiled kernels, grids, and helpers of launchers."""
 
 import functools
 import inspect
@@ -20,48 +20,48 @@ from .prepare import SMALL_STORAGE as SMALL_STORAGE
 GRID_MAX = 2**31 - 1
 
 HIP_THREADS_MAX = 2**32 - 1
-"""Threads of a launch on AMD GPUs."""
+"""Maximum number of threads of a launch on AMD GPUs."""
 
 AMD_PROGRAMS = HIP_THREADS_MAX // 1024
-"""Number of programs up to which these need not be counted: a program has at most 1,024 threads."""
+"""Number of programs up to which the number of threads need not be checked: a program has at most 1,024 threads."""
 
 CPU_BLOCK = 16
-"""Elements of a program on a CPU: larger ones do not fit into registers and take longer to compile."""
+"""Elements of a program on a CPU. Larger blocks do not fit into registers and take longer to compile."""
 
 CPU_LONG_BLOCK = 64
-"""If each reads a long row, whose neighboring values are then still in the caches, or if they share a search."""
+"""Elements of a program on a CPU if each reads a long row, whose cache lines are then reused, or if they share a
+binary search."""
 
 CPU_PREFETCH_DISTANCE = 8
-"""Entries of a list by which a CPU prefetches what it will read and write."""
+"""Number of list entries by which a CPU prefetches ahead."""
 
 UNREAD_MAX = 2**16
-"""Sizes that cannot exceed this are not read from the device: there is as much room as they may need."""
+"""Sizes with an upper bound of at most this are not read from the device: memory is allocated for the bound."""
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets kernels (TRITON_INTERPRET=1 when it was first imported)."""
 
 
 class Int(int):
-    """Annotates integer arguments of kernels, which are not recompiled for other values of them within 32 bits."""
+    """Annotates integer arguments of kernels. Kernels are not recompiled for other values within 32 bits."""
 
 
 def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, ...] = ()) -> Any:
-    """Decorates a Triton kernel, and gives it two methods that launch it on the device of its tensors.
+    """Decorates a Triton kernel, and adds two methods that launch it on the device of its tensors.
 
-    ``launch(n_programs, **arguments)`` takes the arguments of the kernel, and compiler options: contraction to fma is
-    on unless ``enable_fp_fusion`` turns it off. ``launch_elementwise(n, block, cpu_block=CPU_BLOCK, **arguments)``
-    launches it over n elements, and its argument BLOCK, the elements of a program, is ``cpu_block`` if it is compiled
-    for a CPU, and otherwise ``block``. Both raise a ValueError for a tensor that is not contiguous although the kernel
-    needs it.
+    ``launch(n_programs, **arguments)`` takes the arguments of the kernel and compiler options. Contraction to fma is on
+    unless ``enable_fp_fusion=False``. ``launch_elementwise(n, block, cpu_block=CPU_BLOCK, **arguments)`` launches it
+    over n elements. The kernel's argument BLOCK, the elements per program, is then ``cpu_block`` if it is compiled for
+    the CPU, otherwise ``block``. Both raise a ValueError for tensors that are not contiguous, unless `strided`.
 
-    An argument can be a *bundle*: a NamedTuple of tensors, None, integers and bundles that belong together, whose
-    fields the kernel reads by name. It is annotated with the name of its type. Numbers that are neither constants nor
-    in a bundle are annotated as well, with ``"Int"`` (quoted, as Triton would resolve the names) or ``tl.float64``.
-    Kernels do not specialize on the values of numbers. docs/decisions/0054 has what bundles must not contain.
+    An argument can be a *bundle*: a NamedTuple of tensors, None, integers and bundles, whose fields the kernel reads by
+    name. It is annotated with the name of its type. Numbers that are neither constants nor in a bundle are annotated
+    with ``"Int"`` (quoted, as Triton would resolve the name) or ``tl.float64``. Kernels do not specialize on the values
+    of numbers. docs/decisions/0054 lists what bundles must not contain.
 
     Args:
-        strided: Names of tensors that need not be contiguous, because the kernel is passed their strides; that of a
-            tensor in a bundle is "bundle.field".
+        strided: Names of tensors that need not be contiguous, because the kernel gets their strides. A tensor in a
+            bundle is named "bundle.field".
     """
     if function is None:
         return lambda decorated: kernel(decorated, strided=strided)
@@ -77,22 +77,22 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
 _numbers = itertools.count()
 
 compiled: dict[Any, Run] = {}
-"""Functions that launch compiled kernels, by the keys of launches, which begin with the numbers of a kernel and of a
-GPU, None for a CPU."""
+"""Key of a launch -> the function that launches the compiled kernel. Keys begin with the numbers of the kernel and of
+the GPU (None for a CPU)."""
 
 observer: Callable[[Any, int, dict[str, Any]], None] | None = None
-"""Called with the kernel, the number of programs and the arguments of each launch, by tests and benchmarks."""
+"""Called for each launch with the kernel, the number of programs and the arguments. For tests and benchmarks."""
 
 launch_hook: Callable[[Run, int, Values], bool] | None = None
-"""Called with the compiled kernel, the number of programs and the values of each launch, while launches are traced.
+"""Called for each launch with the compiled kernel, the number of programs and the values, while launches are traced.
 Returns whether to launch."""
 
 slots_hook: Callable[[Tensor, Tensor], None] | None = None
-"""Called with the slots of compositing and the number of those in use, [] int64, while calls on a GPU are traced."""
+"""Called with the slots of compositing and the number of used ones, [] int64, while calls on a GPU are traced."""
 
 
 def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
-    """Launches programs of a kernel; see :func:`kernel`."""
+    """Launches a kernel with a number of programs; see :func:`kernel`."""
     if n_programs:
         run = _launch_untraced if torch.compiler.is_dynamo_compiling() else launch_on_device
         run(kernel, n_programs, arguments)
@@ -105,8 +105,8 @@ def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLO
 
 
 def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
-    """Launches a kernel on the device of its tensors, by what was compiled for its kind of launch."""
-    # An option that is passed with its default is as one left out, for compilers and observers as well as for keys.
+    """Launches a kernel on the device of its tensors. Compiles it if no earlier launch has the same key."""
+    # Drop compiler options that have their default values, for compilers, observers and keys.
     arguments = {
         name: value
         for name, value in arguments.items()
@@ -142,7 +142,7 @@ _launch_untraced = untraced(launch_on_device)
 
 
 def named_arguments(name: str, argument: Any) -> list[tuple[str, Any]]:
-    """Returns the ``flat_arguments`` of an argument with their names. Takes several times as long."""
+    """Returns the ``flat_arguments`` of an argument with their names. Takes several times as long as without."""
     if not isinstance(argument, tuple):
         return [(name, argument)]
     names = getattr(argument, "_fields", range(len(argument)))
@@ -158,10 +158,11 @@ def _first_tensor(arguments: dict[str, Any]) -> Tensor:
 def _key_and_values(
     kernel: Any, vendor_name: Vendor, gpu: int | None, arguments: dict[str, Any]
 ) -> tuple[tuple[Any, ...], Values]:
-    """Returns all that compiled code depends on, and the values that it is passed.
+    """Returns the key of the compiled code, and the values that are passed to it.
 
-    The key has the dtypes of tensors, whether integers fit into 32 bits, constants and their types, and on GPUs
-    compiler options, and whether addresses are aligned and storages small, which Triton specializes on.
+    The key contains the dtypes of tensors, whether integers fit into 32 bits, and constants with their types. On GPUs,
+    it also contains what Triton specializes on: compiler options, whether addresses are aligned, and on AMD whether
+    storages are small.
     """
     key, values = [kernel.number, gpu], []
     for parameter in kernel.params:
@@ -185,7 +186,7 @@ def _key_and_values(
                 values.append(address)
             elif leaf is None:
                 key.append(None)
-                values.append(b"")  # which takes no space among the arguments of compiled code
+                values.append(b"")  # takes no space among the arguments of compiled code
             else:
                 key.append(bool(parameter.annotation_type) or -(2**31) <= leaf < 2**31)
                 values.append(leaf)
@@ -195,14 +196,14 @@ def _key_and_values(
 
 
 def _check_contiguous(kernel: Any, name: str, argument: Any) -> None:
-    """Raises a ValueError if a tensor of an argument is not contiguous although the kernel needs it."""
+    """Raises a ValueError if a tensor of an argument is not contiguous and not `strided`."""
     for path, leaf in named_arguments(name, argument):
         if isinstance(leaf, Tensor) and not leaf.is_contiguous() and path not in kernel.strided:
             raise ValueError(f"{kernel.__name__}: {path} {tuple(leaf.shape)} has strides {leaf.stride()}")
 
 
 def current_gpu(tensor: Tensor) -> int | None:
-    """Returns the number of the current GPU, on which kernels are launched; None if the tensor is on another one."""
+    """Returns the number of the current GPU, or None if the tensor is on another GPU."""
     number: int = tensor.get_device()
     return number if number == torch.cuda.current_device() else None
 
@@ -212,7 +213,7 @@ def programs(n: int, block: int) -> int:
     n_programs = -(-n // block)
     if n_programs > GRID_MAX:
         raise ValueError(
-            f"{n} elements in blocks of {block} need {n_programs} programs, more than a launch can have ({GRID_MAX})"
+            f"{n} elements in blocks of {block} need {n_programs} programs; a launch can have at most {GRID_MAX}"
         )
     return n_programs
 
@@ -228,15 +229,15 @@ def check_threads(tensor: Tensor, n_programs: int, num_warps: int) -> None:
 
 
 def indices_of(flags: Tensor) -> Tensor:
-    """Returns the indices of flags [n], integers, that are not zero, [m] int64. Waits for their number."""
+    """Returns the indices [m] int64 of nonzero flags [n], integers. Waits for the device."""
     if is_compiled_for_cpu(flags):
-        array = flags.numpy()  # in a seventh of the time of PyTorch's
+        array = flags.numpy()  # takes a seventh of the time of PyTorch's nonzero
         return torch.from_numpy((array.view(np.bool_) if array.itemsize == 1 else array).nonzero()[0])
     return flags.nonzero().squeeze(1)
 
 
 def to_device(values: Tensor, like: Tensor) -> Tensor:
-    """Returns values of the CPU on the device of a tensor, for which nothing waits."""
+    """Copies a tensor from the CPU to the device of another tensor, asynchronously."""
     return values.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else values
 
 
@@ -248,17 +249,17 @@ def vendor(tensor: Tensor) -> Vendor:
 
 
 def is_compiled_for_cpu(tensor: Tensor) -> bool:
-    """Returns whether kernels on this tensor are compiled for the CPU, neither run on a GPU nor interpreted."""
+    """Returns whether kernels on this tensor are compiled for the CPU: neither run on a GPU nor interpreted."""
     return vendor(tensor) == "none" and not INTERPRETED
 
 
 def block_size(tensor: Tensor, gpu: int, cpu: int = CPU_BLOCK) -> int:
-    """Returns the elements of a program: ``gpu`` on GPUs and in the interpreter, ``cpu`` on CPUs."""
+    """Returns the number of elements per program: ``gpu`` on GPUs and in the interpreter, ``cpu`` on CPUs."""
     return cpu if is_compiled_for_cpu(tensor) else gpu
 
 
 def has_ptx(tensor: Tensor) -> bool:
-    """Returns whether kernels on this tensor may contain NVIDIA's instructions."""
+    """Returns whether kernels on this tensor may contain PTX instructions."""
     return vendor(tensor) == "nvidia"
 
 
@@ -273,5 +274,5 @@ def approximate(tensor: Tensor) -> bool:
 
 
 def prefetch_distance(tensor: Tensor) -> int:
-    """Returns by how many entries of a list a walk prefetches, 0 for none. On a GPU, other warps hide cache misses."""
+    """Returns the number of list entries by which a walk prefetches ahead. It is 0 on GPUs, where warps hide misses."""
     return CPU_PREFETCH_DISTANCE if is_compiled_for_cpu(tensor) else 0

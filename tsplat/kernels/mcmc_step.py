@@ -1,9 +1,8 @@
-"""The noise and the regularization of a step of "3D Gaussian Splatting as Markov Chain Monte Carlo" (Kheradmand et al.,
-2024).
+"""Noise and regularization of "3D Gaussian Splatting as Markov Chain Monte Carlo" (Kheradmand et al., 2024).
 
-Noise with a Gaussian's covariance is added to its mean (equation 8): R diag(s)^2 R^T x, for x from a standard normal
-distribution, times sigmoid(k (t - opacity)). The losses on mean opacity and mean scale are added as gradients of logits
-and logarithms: o (1 - o) and s, times their weights. One lane per Gaussian.
+Noise with the covariance of the Gaussian is added to its mean (equation 8): sigmoid(k (t - o)) R diag(s)^2 R^T x, with
+the opacity o and x from a standard normal distribution. The losses on the mean opacity and the mean scale are added as
+gradients of opacity logits, o (1 - o), and of log scales, s, times their weights. One lane per Gaussian.
 """
 
 import torch
@@ -14,7 +13,8 @@ from .device_math import load_tuple, matvec3, matvec3_transposed, rotation, stor
 from .launch import Int, kernel, to_device
 
 BLOCK = 256
-"""At least the threads of a program: lanes of values that several threads had would be read after they are written."""
+"""At least the number of threads of a program. Otherwise, several threads would hold the same lane, and one could read
+a value that another has already updated."""
 
 
 @kernel
@@ -62,7 +62,7 @@ def _mcmc_regularization_kernel(
     n: "Int", opacity_factor: tl.float64, scale_factor: tl.float64,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds the gradients of means of opacities and of scales. One lane per Gaussian."""
+    """Adds the gradients of the regularization losses. One lane per Gaussian."""
     gaussian = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = gaussian < n
     if v_opacity_logits is not None:
@@ -90,14 +90,14 @@ def mcmc_noise(
     t: float,
     k: float,
 ) -> None:
-    """Adds noise with each Gaussian's covariance to its mean, in place.
+    """Adds noise with the covariance of each Gaussian to its mean, in place. All tensors are contiguous.
 
     Args:
-        means, quats, log_scales: [N, 3], [N, 4] of any norm, [N, 3]. Contiguous, as all tensors.
+        means, quats, log_scales: [N, 3], [N, 4] of any norm, [N, 3].
         opacity_logits: [N] or [N, 1].
         samples: [N, 3] from a standard normal distribution.
-        scaler, t, k: The noise of a Gaussian of opacity o is multiplied by scaler sigmoid(k (t - o)). Replays read a
-            scaler, [] fp64 on the device, again.
+        scaler, t, k: The noise of a Gaussian with opacity o is multiplied by scaler * sigmoid(k (t - o)). Replays read
+            the scaler again if it is a tensor, [] fp64 on the device.
     """
     if not isinstance(scaler, Tensor):
         scaler = to_device(torch.tensor(scaler, dtype=torch.float64, device="cpu"), means)
@@ -125,11 +125,11 @@ def mcmc_regularization(
     opacity_factor: float,
     scale_factor: float,
 ) -> None:
-    """Adds the gradients of factors times the sum of opacities and times the sum of scales, in place.
+    """Adds the gradients of opacity_factor * sum(opacities) and scale_factor * sum(scales), in place.
 
     Args:
         opacity_logits, log_scales: [N] and [N, 3], contiguous.
-        v_opacity_logits, v_log_scales: Their gradients, to add to; None for neither.
+        v_opacity_logits, v_log_scales: The gradients to add to; None to skip one.
     """
     _mcmc_regularization_kernel.launch_elementwise(
         len(opacity_logits),

@@ -1,8 +1,8 @@
-"""Packed rows of calls that replay passes: rows of the Gaussians that a camera sees, one after the other.
+"""Packed rows with a capacity, for replayed calls: moves the rows of visible Gaussians to the front.
 
-In passes, the sizes of tensors must not depend on values, so there are as many packed rows as a capacity. All
-Gaussians are projected, and then packed. The inclusive prefix sum of whether a Gaussian is visible is its packed row,
-plus 1. Rows that are left are those of culled Gaussians.
+In passes, sizes of tensors must not depend on values. All Gaussians are therefore projected, and then packed into as
+many rows as the capacity. The packed row of a visible Gaussian is the inclusive prefix sum of the visible flags, minus
+1. The remaining rows are filled with culled Gaussians.
 """
 
 import torch
@@ -25,7 +25,7 @@ def _visible_rows_kernel(
     n: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Marks rows that are visible, whose radius is not 0. One lane per row."""
+    """Marks visible rows, whose radius is not 0. One lane per row."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     radius = tl.load(radii + 2 * index, mask=index < n, other=0)
     tl.store(visible + index, (radius != 0).to(tl.int32), mask=index < n)
@@ -33,23 +33,24 @@ def _visible_rows_kernel(
 
 @triton.jit
 def _copy(values, packed, WIDTH: tl.constexpr, index, row, mask):
-    """Copies values [n, WIDTH] at indices to rows."""
+    """Copies values [n, WIDTH] from indices to rows; does nothing for None."""
     if values is not None:
         store_tuple(packed + row * WIDTH, 1, load_tuple(values + index * WIDTH, 1, WIDTH, mask), mask)
 
 
 @kernel
 def _pack_rows_kernel(
-    row_counts,  # [n] int32, inclusive prefix sum of whether Gaussians are visible; zeros if there are more than rows
-    projected: "ProjectedGaussians",  # of n rows
+    row_counts,  # [n] int32, inclusive prefix sum of visible flags; zeros if the capacity is exceeded
+    projected: "ProjectedGaussians",  # n rows
     packed: "ProjectedGaussians",  # output
     n: "Int", n_rows: "Int",
     SHAPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Packs visible Gaussians, and after them culled ones until there are ``n_rows``. One lane per projected one."""
+    """Packs visible Gaussians, then culled ones until there are ``n_rows``. One lane per row before packing."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     before = tl.load(row_counts + index - 1, mask=(index > 0) & (index < n), other=0).to(tl.int64)
     is_visible = tl.load(row_counts + index, mask=index < n, other=0) > before
+    # Visible: the number of visible Gaussians before. Culled: all visible ones, plus the culled ones before.
     row = tl.where(is_visible, before, tl.load(row_counts + n - 1) + index - before)
     tl.store(packed.row_of + index, tl.where(is_visible, row, -1).to(tl.int32), mask=index < n)
     mask = (index < n) & (row < n_rows)
@@ -64,10 +65,9 @@ def _pack_rows_kernel(
 
 
 def pack_rows(projected: ProjectedGaussians, capacity: int) -> ProjectedGaussians:
-    """Returns packed rows: those of visible Gaussians, and after them those of culled ones until there are as many as
-    the capacity, or all.
+    """Packs the rows of visible Gaussians, followed by culled ones, into min(n, capacity) rows.
 
-    If more Gaussians are visible than the capacity, ``needed`` says so, and none is in ``row_of``.
+    If more Gaussians are visible than the capacity, ``needed`` has its overflow flag set, and ``row_of`` is -1.
 
     Args:
         projected: Rows that are not packed.

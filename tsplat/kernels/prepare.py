@@ -1,4 +1,4 @@
-"""Prepares launches: a kernel is compiled by Triton for a GPU, or by the CPU's compiler, for each kind of launch."""
+"""Compiles kernels: by Triton for a GPU, or by ``triton_cpu`` for the CPU. Logs a message if that takes long."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ Vendor = Literal["nvidia", "amd", "none"]
 
 Values = tuple[Any, ...]
 Run = Callable[[int, Values], None]
-"""Launches a number of programs with values: addresses of tensors, b"" for None, and numbers."""
+"""Launches a compiled kernel, given the number of programs and the values: addresses of tensors, b"" for None, and
+numbers."""
 
 COMPILER_OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None, "enable_fp_fusion": True}
-"""Compiler options of launches, and their defaults."""
+"""Compiler options and their defaults."""
 
 PATIENCE = 2.0
-"""Seconds of compilation after which a line says what takes long."""
+"""Seconds of compilation after which a message is logged."""
 
 PAUSE = 5.0
-"""Seconds without compilation after which what is compiled belongs to another call."""
+"""Seconds without compilation after which the next compilation counts as part of another call."""
 
 SMALL_STORAGE = 2**31 - 1
 """Bytes up to which Triton's AMD backend specializes on the size of a tensor's storage."""
 
 
 def prepare(kernel: Any, gpu: int | None, arguments: dict[str, Any]) -> Run:
-    """Compiles a kernel for a kind of launch, on a GPU by its number, or on the CPU for None.
+    """Compiles a kernel for arguments like these, for a GPU by its number, or for the CPU if it is None.
 
     Raises:
-        TritonCPUError: The kernel cannot be compiled for the CPU; a TritonCPUMemoryError if there is too little memory.
-        BackendError: Triton cannot compile for the GPU, or its driver cannot load the kernel.
+        TritonCPUError: The kernel cannot be compiled for the CPU; TritonCPUMemoryError if memory is insufficient.
+        BackendError: Triton cannot compile for the GPU, or the driver cannot load the kernel.
     """
     with _notice.compiling():
         if gpu is not None:
@@ -55,10 +56,10 @@ def prepare(kernel: Any, gpu: int | None, arguments: dict[str, Any]) -> Run:
 def _prepare_for_gpu(kernel: Any, gpu: int, arguments: dict[str, Any]) -> Run:
     try:
         from .. import gpu_driver
-    except ImportError as error:  # a Triton without a name that is needed for GPUs only
+    except ImportError as error:  # this version of Triton lacks a name that only GPUs require
         raise BackendError(
-            f"backend: 'triton' knows no way to launch kernels of Triton {triton.__version__} on a GPU ({error}); "
-            "install a Triton from 3.5 to 3.9, or use backend='torch'"
+            f"backend: 'triton' cannot launch kernels of Triton {triton.__version__} on a GPU ({error}); "
+            "install Triton 3.5 to 3.9, or use backend='torch'"
         ) from error
     try:
         return gpu_driver.prepare(kernel, gpu_driver.find(gpu), arguments)
@@ -67,14 +68,14 @@ def _prepare_for_gpu(kernel: Any, gpu: int, arguments: dict[str, Any]) -> Run:
 
 
 class Notice:
-    """Tells the logger `tsplat`, once a call, that kernels of a new kind of call are being compiled."""
+    """Logs a warning to the logger `tsplat`, at most once per call, if compilation takes long."""
 
     def __init__(self) -> None:
         self._seconds, self._ended, self._said = 0.0, 0.0, False
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """Counts the time of its body, and speaks when all bodies of a call have taken `PATIENCE`."""
+        """Measures the time of its body. Logs a message once all compilations of a call have taken `PATIENCE`."""
         began = time.monotonic()
         if began - self._ended > PAUSE:
             self._seconds, self._said = 0.0, False
@@ -93,7 +94,7 @@ class Notice:
             problem = triton_cpu.cache_problem()
             later = f"later runs find them in {triton.knobs.cache.dir}"
             if problem is not None:
-                later = f"so do later runs, as they cannot be kept: {problem}; set TRITON_CACHE_DIR to another folder"
+                later = f"so do later runs, as they cannot be saved: {problem}; set TRITON_CACHE_DIR to another folder"
             logging.getLogger("tsplat").warning(
                 "tsplat: compiling kernels for a new kind of call; this takes up to a minute, and %s", later
             )

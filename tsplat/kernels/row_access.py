@@ -1,20 +1,20 @@
-"""Loads and stores of many values of each lane, which are side by side in memory, such as coefficients of a Gaussian.
+"""Loads and stores rows: many consecutive values per lane, such as the coefficients of a Gaussian.
 
-One value of all lanes takes a CPU as many accesses as there are lanes, and a GPU as many sectors, of each of which it
-uses an eighth. So some values of each lane are accessed together, and the tile of lanes and values is turned by
-shuffles. Values are moved only, so bits do not change.
+Accessing one value of all lanes at a time takes a CPU one access per lane, and a GPU one memory sector per lane, of
+which it uses an eighth. Here, several consecutive values of each lane are accessed together, and the tile of lanes and
+values is transposed by shuffles. Bits do not change.
 """
 
 import triton
 import triton.language as tl
 
 ROW = tl.constexpr(16)
-"""Values of a lane that are loaded or stored at a time."""
+"""Number of values per lane that are loaded or stored at a time."""
 
 
 @triton.jit
 def _columns(tile, N: tl.constexpr):
-    """Returns the N columns of a tile [lanes, N], a power of two."""
+    """Splits a tile [lanes, N] into N columns. N is a power of two."""
     if N == 1:
         return (tl.reshape(tile, [tile.shape[0]]),)
     else:
@@ -28,7 +28,7 @@ def _columns(tile, N: tl.constexpr):
 
 @triton.jit
 def _from_columns(columns):
-    """Returns the tile of which :func:`_columns` are the columns."""
+    """Inverts :func:`_columns`."""
     N: tl.constexpr = len(columns)
     if N == 1:
         return tl.reshape(columns[0], [columns[0].shape[0], 1])
@@ -39,7 +39,7 @@ def _from_columns(columns):
 
 @triton.jit
 def load_side_by_side(pointer, N: tl.constexpr, mask):
-    """Returns what ``load_tuple`` does with a stride of 1."""
+    """Does what ``load_tuple`` does with a stride of 1."""
     values = ()
     for first in tl.static_range(0, N, ROW):
         column = (first + tl.arange(0, ROW))[None, :]
@@ -61,10 +61,10 @@ def store_side_by_side(pointer, values, mask):
 
 @triton.jit
 def row_within(pointer, N: tl.constexpr, mask, bound):
-    """Returns whether no value of N side by side is NaN or exceeds a bound in magnitude, by a loop: N may be large."""
-    found = mask
+    """Returns whether N consecutive values are at most `bound` in magnitude and not NaN. A loop, as N may be large."""
+    valid = mask
     for first in range(0, N, ROW):
         column = (first + tl.arange(0, ROW))[None, :]
         tile = tl.load(pointer[:, None] + column, mask=mask[:, None] & (column < N), other=0.0).to(tl.float32)
-        found = found & (tl.min((tl.abs(tile) <= bound).to(tl.int32), 1) != 0)
-    return found
+        valid = valid & (tl.min((tl.abs(tile) <= bound).to(tl.int32), 1) != 0)
+    return valid

@@ -1,11 +1,11 @@
-"""Prefix sums of the lengths of lists, and lists that are emptied if they do not fit.
+"""Prefix sums of the lengths of lists, with a capacity: lists that do not fit are emptied.
 
-A first launch sums each section of the lengths, unless there is one only. In the second, each program adds up the sums
-of the sections before its own, and then makes the sums within its own. Sums of integers do not depend on the order
-in which they are added.
+A first launch sums each section of the lengths, if there are several sections. In a second launch, each program adds up
+the sums of the preceding sections, and writes the prefix sums of its section. Integer sums do not depend on the order
+of addition.
 
-A call with a capacity allocates memory before lengths are known. The second launch then compares the total with the
-capacity, and empties the lists if they do not fit, so that all that follows stays within its memory.
+With a capacity, memory is allocated before lengths are known. The second launch compares the total with the capacity,
+and writes zeros if it is exceeded, so that later kernels stay within their memory.
 """
 
 import torch
@@ -17,13 +17,13 @@ from ..data import NO_LIMIT, OVERFLOW, Limit
 from .launch import CPU_BLOCK, Int, block_size, kernel, programs
 
 SECTION = 2048
-"""Elements of a program. Each program reads the sums of all sections, of which a million Gaussians have 500."""
+"""Elements per program. Each program reads the sums of all sections: 500 for a million Gaussians."""
 
 BLOCK = 1024
-"""Elements that a program adds at a time on a GPU: no fewer than its threads, so that each has elements of its own."""
+"""Elements that a program adds at a time on a GPU. At least its number of threads, so that no two share an element."""
 
 WARPS = 8
-"""Of a program on a GPU."""
+"""Number of warps of a program on a GPU."""
 
 OVERFLOW_ELEMENT = tl.constexpr(OVERFLOW)
 
@@ -43,7 +43,7 @@ def _prefix_sums_kernel(
     lengths,  # [n] int32
     section_sums,  # [sections] int64, output of the first launch if there are several
     sums,  # [n] int32 or int64, output
-    bitmasks,  # [n] int32, changed in place, or None
+    bitmasks,  # [n] int32, updated in place, or None
     limit: "Limit",
     n: "Int", n_sections: "Int", is_first: "Int",
     SECTION: tl.constexpr, BLOCK: tl.constexpr,
@@ -76,7 +76,7 @@ def _prefix_sums_kernel(
             tl.store(sums + index, value.to(sums.dtype.element_ty), mask=index < end)
             before += tl.sum(length)
         if limit.needed is not None:
-            # By one thread: others would read what it writes.
+            # needed[element] = max(needed[element], total). By one thread: others could read the updated value.
             first_lane = (lane == 0) & (section == 0)
             need = (total + limit.per_unit - 1) // limit.per_unit
             size = limit.needed + limit.element + lane * 0
@@ -88,18 +88,18 @@ def _prefix_sums_kernel(
 def prefix_sums(
     lengths: Tensor, dtype: torch.dtype = torch.int32, limit: Limit = NO_LIMIT, bitmasks: Tensor | None = None
 ) -> Tensor:
-    """Returns the sum of the lengths up to and with each one, of the same shape.
+    """Returns the inclusive prefix sums of lengths, in the same shape.
 
     Args:
-        lengths: int32, of any shape, contiguous.
-        dtype: Of the result, int32 or int64. Larger sums wrap.
-        limit: Their capacity in total. If that is exceeded, all sums are zero.
-        bitmasks: int32, as many as lengths, zeroed if the limit is exceeded; or None.
+        lengths: int32 of any shape, contiguous.
+        dtype: The dtype of the result, int32 or int64. Larger sums wrap around.
+        limit: The capacity of the total. If it is exceeded, all sums are zero.
+        bitmasks: int32, one per length, set to zero if the capacity is exceeded; or None.
     """
     n, sums = lengths.numel(), torch.empty_like(lengths, dtype=dtype)
     n_sections = programs(n, SECTION)
     section_sums = torch.empty(n_sections, dtype=torch.int64, device=lengths.device)
-    # One kernel does both, so that more lengths in a later call need no other code.
+    # One kernel for both launches, so that a later call with more lengths does not compile another kernel.
     for is_first in (1, 0) if n_sections > 1 else (0,):
         _prefix_sums_kernel.launch(
             n_sections,

@@ -1,11 +1,11 @@
 """View-dependent color from real spherical harmonics up to degree 4, forward and backward.
 
 The basis is that of Sloan, "Efficient Spherical Harmonic Evaluation" (JCGT 2013), with the signs of 3D Gaussian
-Splatting. The direction is the normalized difference of the Gaussian's mean and the camera center.
+Splatting. The direction d is (mean - camera center), normalized.
 
-Forward: one lane per output row. Colors can be shifted by 0.5 and clamped to at least 0; which were clamped is noted.
-On CPUs (ON_CPU), both passes read and write the coefficients of a Gaussian side by side, and skip what a program would
-compute for rows none of which is visible.
+Forward: one lane per output row. Colors can be shifted by 0.5 and clamped to at least 0; a bit per channel records the
+clamp. On CPUs (ON_CPU), both passes access the coefficients of a Gaussian row by row, and skip programs without a
+visible row.
 Backward: one lane per Gaussian, which loops over the cameras of its scene, so that gradients of means and coefficients
 are summed in a fixed order. Gradients of camera centers are summed over a block and written once per block and image.
 There are no atomics.
@@ -78,7 +78,10 @@ def sh_basis(d, DEGREE: tl.constexpr):
 
 @triton.jit
 def sh_basis_vjp(d, v, DEGREE: tl.constexpr):
-    """Returns the gradient of the unit direction d, up to its radial part, from gradients v of the basis functions."""
+    """Returns the gradient of the unit direction d from the gradients v of the basis functions.
+
+    Its radial part is arbitrary: normalization removes it.
+    """
     x, y, z = d[0], d[1], d[2]
     gx, gy, gz = tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x)
     if DEGREE >= 1:
@@ -114,7 +117,7 @@ def sh_basis_vjp(d, v, DEGREE: tl.constexpr):
 
 @triton.jit
 def _direction(means, centers, gaussian, image, mask):
-    """Returns the unit direction from camera center to mean, and 1 / distance."""
+    """Returns the unit direction from the camera center to the mean, and 1 / distance."""
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
     center = load_tuple(centers + image * 3, 1, 3)
     return normalize3((mean[0] - center[0], mean[1] - center[1], mean[2] - center[2]))
@@ -122,7 +125,7 @@ def _direction(means, centers, gaussian, image, mask):
 
 @triton.jit
 def _load_coefficients(coeffs, gaussian, n_bases, N: tl.constexpr, BY_ROW: tl.constexpr, mask):
-    """Loads the first N coefficients of each Gaussian, three values for each."""
+    """Loads the first N coefficients of each Gaussian, three values each."""
     if coeffs.higher is not None:
         values = load_tuple(coeffs.first + gaussian * 3, 1, 3, mask)
         if N > 1:
@@ -166,7 +169,7 @@ def _sh_fwd_kernel(
     dense_ids,  # [nnz] int64, or None if not packed
     radii,  # [nnz, 2] int32 or None
     colors,  # [nnz, 3], output
-    clamped,  # [nnz] int8, output: a bit for each channel that is not shown; None without ``as_colors``
+    clamped,  # [nnz] int8, output: a bit per clamped channel; None without ``as_colors``
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", n_bases: "Int",
     DEGREE: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -186,7 +189,7 @@ def _sh_fwd_kernel(
         # d = (mean - center) / |mean - center|;  Y_k(d)
         unit, _ = _direction(means, centers, gaussian, image, mask)
         basis = sh_basis(unit, DEGREE)
-        # Three values alone are a fraction of a row.
+        # Row access does not pay off for the three values of degree 0.
         coeff = _load_coefficients(coeffs, gaussian, n_bases, len(basis), ON_CPU or DEGREE > 0, mask)
         for channel in tl.static_range(3):
             total = tl.zeros_like(unit[0])
@@ -287,17 +290,18 @@ def spherical_harmonics_fwd(
     degree: int,
     as_colors: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Evaluates the colors of rows; zero where radii are zero. [nnz, 3]
+    """Evaluates spherical harmonics for each row.
 
     Args:
-        means, centers: [..., N, 3], [B, C, 3]; there are B N means.
-        coeffs: Of at least (degree + 1)^2 basis functions.
+        means, centers: [..., N, 3] with B N means in total, and [B, C, 3].
+        coeffs: At least (degree + 1)^2 coefficients per Gaussian.
         dense_ids: [nnz] index into [B, C, N], or None if not packed.
-        radii: [nnz, 2], or None if every row is visible.
-        as_colors: Whether to return max(value + 0.5, 0); otherwise the plain value.
+        radii: [nnz, 2], or None if all rows are visible.
+        as_colors: Whether to return max(value + 0.5, 0); otherwise, returns the value.
 
     Returns:
-        The colors, and which of them were clamped, as the backward pass reads it; None without ``as_colors``.
+        The colors [nnz, 3], zero where radii are zero; and the bits of clamped channels, for the backward pass, or None
+        without ``as_colors``.
     """
     n_gaussians, (n_batches, n_cameras, _) = means.shape[-2], centers.shape
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
@@ -320,7 +324,7 @@ def spherical_harmonics_fwd(
         DEGREE=degree,
         ON_CPU=is_compiled_for_cpu(means),
         num_warps=2,
-        enable_fp_fusion=False,  # would depend on the dtype of coefficients
+        enable_fp_fusion=False,  # contraction would depend on the dtype of coefficients
     )
     return colors, clamped
 
@@ -341,22 +345,22 @@ def spherical_harmonics_bwd(
     """Computes the gradients of means, centers (None if not needed) and coefficients.
 
     Args:
-        row_of: [B, C, N], packed row of each entry, -1 where it has none; None if not packed.
-        clamped: From the forward pass.
-        v_means_before: Gradients of means before those of colors, which are added to them; or None.
+        row_of: [B, C, N], packed row of each entry, or -1; None if not packed.
+        clamped: As returned by :func:`spherical_harmonics_fwd`.
+        v_means_before: Gradients of means to which those of colors are added; or None.
     """
     n_gaussians, n_bases, (n_batches, n_cameras, _) = means.shape[-2], coeffs.n_bases, centers.shape
     n_images = n_batches * n_cameras
     if v_colors.stride(1) != 1:
         v_colors = v_colors.contiguous()
     v_means = torch.empty_like(means)
-    # Bases above the degree in use have zero gradients.
+    # Coefficients above the degree have zero gradients.
     make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
     if coeffs.higher is None:
         v_coeffs = Coefficients(make(coeffs.first.shape))
     else:
         v_coeffs = Coefficients(means.new_empty(coeffs.first.shape), make(coeffs.higher.shape))
-    block = block_size(means, BLOCK, CPU_LONG_BLOCK if needs_centers else CPU_BLOCK)  # on which sums of centers depend
+    block = block_size(means, BLOCK, CPU_LONG_BLOCK if needs_centers else CPU_BLOCK)  # v_centers depends on it
     blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
     _sh_bwd_kernel.launch(

@@ -1,7 +1,7 @@
-"""Validation: values are within bounds, quaternions are not zero, and cameras are not singular.
+"""Validation: marks Gaussians with values out of bounds or zero quaternions, and replaces invalid cameras.
 
-Invalid cameras are replaced by cameras that see nothing. The centers of cameras are computed for spherical harmonics.
-One lane per Gaussian; the first programs have a lane per camera as well.
+Invalid cameras are replaced by cameras that see nothing. The kernel also computes camera centers, for spherical
+harmonics. One lane per Gaussian; in the first programs, lanes also process cameras.
 """
 
 import torch
@@ -19,7 +19,7 @@ BLOCK = 128
 
 NO_GAUSSIANS = Gaussians3D._make([None] * len(Gaussians3D._fields))
 NO_CAMERAS = Cameras._make([None] * len(Cameras._fields))
-"""Bundles are compared with None field by field: Triton 3.6 cannot compare a bundle."""
+"""Bundles in which all fields are None. Kernels test their fields, as Triton 3.6 cannot compare a bundle with None."""
 
 LARGEST = tl.constexpr(MAGNITUDE_MAX)
 SQUARE_MIN = tl.constexpr(QUAT_NORM_MIN**2)
@@ -28,7 +28,7 @@ DETERMINANT, FOCAL = tl.constexpr(DETERMINANT_MIN), tl.constexpr(FOCAL_MIN)
 
 @triton.jit
 def _within(pointer, mask, N: tl.constexpr):
-    """Returns whether N consecutive values are within bounds. In a loop, as there can be many features."""
+    """Returns whether N consecutive values are within bounds."""
     if N >= ROW:
         return row_within(pointer, N, mask, LARGEST)
     valid = mask
@@ -58,7 +58,7 @@ def _signal_within(
 
 @triton.jit
 def _cross(a, b):
-    """Cross product. Of each entry, only one product is rounded, as in PyTorch's operator."""
+    """Returns the cross product. Only one product per entry is rounded, as in PyTorch's operator."""
     return (
         tl.fma(a[1], b[2], -(a[2] * b[1])),
         tl.fma(a[2], b[0], -(a[0] * b[2])),
@@ -68,7 +68,7 @@ def _cross(a, b):
 
 @triton.jit
 def _camera_center(v, BY_INVERSE: tl.constexpr):
-    """Returns the world position of the camera of a view matrix (sixteen entries)."""
+    """Returns the camera center of a view matrix (16 entries): -R^-1 t, or -R^T t unless BY_INVERSE."""
     x, y, z = (v[0], v[1], v[2]), (v[4], v[5], v[6]), (v[8], v[9], v[10])
     if not BY_INVERSE:
         center = ()
@@ -76,7 +76,7 @@ def _camera_center(v, BY_INVERSE: tl.constexpr):
             center = center + (-(v[3] * x[k] + v[7] * y[k] + v[11] * z[k]),)
         return center
     else:
-        # The inverse of a 3×3 matrix has the cross products of its rows as columns, over the determinant.
+        # The columns of R^-1 are the cross products of the rows of R, divided by the determinant.
         yz, zx, xy = _cross(y, z), _cross(z, x), _cross(x, y)
         det = dot(x, yz)
         center = ()
@@ -87,7 +87,10 @@ def _camera_center(v, BY_INVERSE: tl.constexpr):
 
 @triton.jit
 def _replace_invalid(v, k, mask):
-    """Returns whether a camera is valid; view matrix (16 entries) and intrinsics (nine), or ones that see nothing."""
+    """Checks a camera, view matrix v (16 entries) and intrinsics k (9).
+
+    Returns whether it is valid, and the view matrix and intrinsics, replaced by ones that see nothing if invalid.
+    """
     bound = constant(LARGEST, v[0])
     valid = mask
     for i in tl.static_range(16):
@@ -158,18 +161,21 @@ def _valid_kernel(
 def mark_invalid(
     gaussians: Gaussians3D | None, signals: dict[str, tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
-    """Finds Gaussians with values of at most MAGNITUDE_MAX and quaternions that are not zero, and prepares cameras.
+    """Marks valid Gaussians, replaces invalid cameras, and computes camera centers. All tensors are contiguous.
+
+    A Gaussian is valid if its values, including signals for all cameras, are at most MAGNITUDE_MAX in magnitude and its
+    quaternion is not zero.
 
     Args:
-        gaussians: With opacities; None to check nothing and to leave cameras as they are.
-        signals: ``colors``, ``shN`` and ``extra_signals``, as far as there are any: [..., N, ...] and False, or
-            [..., C, N, ...] and True. A Gaussian is invalid if a signal is invalid for any camera.
-        cameras: Contiguous, like all tensors.
-        numerics: The preset, for the camera centers.
+        gaussians: Gaussians with opacities; None to check nothing and to leave cameras unchanged.
+        signals: The given ones of ``colors``, ``shN`` and ``extra_signals``: tensors [..., N, ...] with False, or per
+            camera [..., C, N, ...] with True.
+        cameras: The cameras.
+        numerics: The preset, which defines camera centers.
 
     Returns:
-        Which Gaussians are valid, [..., N] bool or None; the cameras, in which invalid ones are replaced; their centers
-        [B, C, 3] in the world frame; which cameras were valid, [B, C] bool or None.
+        Whether each Gaussian is valid, [..., N] bool or None; the cameras, with invalid ones replaced; the camera
+        centers [B, C, 3] in the world frame; whether each camera was valid, [B, C] bool or None.
     """
     viewmats, Ks = cameras.viewmats, cameras.Ks
     n_batches, n_cameras, _, _ = viewmats.shape
@@ -212,5 +218,5 @@ def mark_invalid(
 
 
 def _width(signal: Tensor | None, n: int) -> int:
-    """Returns the number of values of each of n Gaussians, or of Gaussians in cameras."""
+    """Returns the number of values per element of a signal with n elements; 0 for None."""
     return 0 if signal is None else signal.numel() // max(n, 1)

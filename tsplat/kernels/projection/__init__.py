@@ -1,11 +1,13 @@
-"""Projection of Gaussians to the image plane, forward and backward, by a `Projector` for each kind of projection.
+"""Projection of Gaussians to the image plane, forward and backward: EWA splatting, unscented transform, or surfels.
 
-Forward: one lane per output row. Packed rows are found by a launch of the kernel and written by a second one. With a
-row capacity, one launch projects all rows, and ``packed_rows`` moves the visible ones to the front.
+Two kernels implement all three. A `Projector` provides the device functions that differ.
+
+Forward: one lane per output row. For packed rows, a first launch finds the visible rows, and a second one writes them.
+With a row capacity, a single launch projects all rows, and ``packed_rows`` moves the visible ones to the front.
 Backward: one lane per Gaussian, which loops over the cameras of its scene and recomputes the forward pass, so that
 gradients are summed in registers in a fixed order. Gradients of view matrices are summed over a block and written once
-per block and image. Gradients that overflow although the incoming ones are finite are zeroed, for that Gaussian only.
-Incoming infinities are passed on, so that gradient scaling sees them. There are no atomics.
+per block and image. If a gradient overflows although the incoming gradients are finite, it is zeroed for that Gaussian
+only. Incoming infinities are passed on, so that gradient scaling detects them. There are no atomics.
 """
 
 from typing import Any
@@ -29,7 +31,7 @@ from .unscented import UNSCENTED
 BLOCK = 128
 
 NO_ROWS = ProjectedGaussians._make([None] * len(ProjectedGaussians._fields))
-"""Kernels get its fields for tensors that they do not write."""
+"""Output without tensors. Its fields are replaced by the tensors that a kernel writes."""
 
 
 def _projector(settings: ProjectionSettings) -> Projector:
@@ -42,13 +44,13 @@ def _projector(settings: ProjectionSettings) -> Projector:
 def _projection_fwd_kernel(
     gaussians: "Gaussians3D",
     cameras: "Cameras",
-    projected: "ProjectedGaussians",  # output, except dense_ids; the launch that finds visible rows gets only row_of
+    projected: "ProjectedGaussians",  # output, except dense_ids; only row_of in the launch that finds visible rows
     visible_out,  # [B, C, N] int8, output, or None
     n_rows: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
     PROJECTOR: tl.constexpr, CONSTANTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Projects a Gaussian by a camera, and culls it. One lane per row."""
+    """Projects Gaussians with cameras, and culls them. One lane per row."""
     # The Gaussian and the image of each row.
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -69,13 +71,13 @@ def _projection_fwd_kernel(
     projection = PROJECTOR.project(gaussian, camera, opacity, screen, CONSTANTS)
     z, mean2d, radii, shape = projection.z, projection.mean2d, projection.radii, projection.shape
 
-    # Culling. Every comparison is written so that NaN fails it.
+    # Culling by depth, radius and image. All comparisons are false for NaN.
     visible = mask & projection.seen & (z >= constant(near, z)) & (z <= constant(far, z)) & finite(size_of(shape))
     if gaussians.valid is not None:
         visible = visible & (tl.load(gaussians.valid + gaussian_id, mask=mask, other=0) != 0)
     radius_min = constant(radius_clip, z)
     visible = visible & ((radii[0] > radius_min) | (radii[1] > radius_min))
-    # Clamped after that test: tl.minimum turns NaN, of negative definite covariances, into the bound.
+    # Clamped after the test: tl.minimum turns NaN, from negative definite covariances, into the bound.
     radius_x = tl.minimum(radii[0], CONSTANTS.RADIUS_MAX)
     radius_y = tl.minimum(radii[1], CONSTANTS.RADIUS_MAX)
     visible = visible & (mean2d[0] + radius_x > 0.0) & (mean2d[0] - radius_x < width)
@@ -100,7 +102,7 @@ def _projection_fwd_kernel(
 
 @triton.jit
 def _find_rows(row_of, radii, dense_id, mask):
-    """Returns the rows of indices into [B, C, N], and whether they are visible."""
+    """Returns the rows of dense ids, indices into [B, C, N], and whether they are visible."""
     if row_of is not None:
         row = tl.load(row_of + dense_id, mask=mask, other=-1).to(tl.int64)
         return row, row >= 0
@@ -112,7 +114,7 @@ def _find_rows(row_of, radii, dense_id, mask):
 def _projection_bwd_kernel(
     gaussians: "Gaussians3D",
     cameras: "Cameras",
-    row_of,  # [B, C, N] int32, packed row of each entry; None if not packed
+    row_of,  # [B, C, N] int32, packed row of each dense id, or -1; None if not packed
     radii,  # [nnz, 2] int32
     v_projected: "ProjectedGradients",
     v_gaussians: "Gaussians3D",  # output
@@ -121,7 +123,7 @@ def _projection_bwd_kernel(
     eps2d: tl.float64,
     PROJECTOR: tl.constexpr, CONSTANTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Computes gradients of Gaussians and sums of those of cameras. One lane per Gaussian, which loops over cameras."""
+    """Computes gradients of Gaussians, and per block of cameras. One lane per Gaussian, which loops over cameras."""
     SHAPE: tl.constexpr = PROJECTOR.SHAPE
     GRADIENTS: tl.constexpr = PROJECTOR.GRADIENTS
     batch, block, n, gaussian_id, mask = gaussians_of_program(n_gaussians, BLOCK)
@@ -140,7 +142,7 @@ def _projection_bwd_kernel(
         seen = seen | visible
         camera = load_camera(cameras, image, CONSTANTS.N_LENS)
 
-        # The gradients of the row, and whether they are finite.
+        # The incoming gradients of the row, and whether they are finite.
         v_mean2d, v_depth, v_shape, v_normal, v_row_opacity, v_rho = None, None, None, None, None, None
         incoming = zero
         if v_projected.v_means2d is not None:
@@ -167,7 +169,7 @@ def _projection_bwd_kernel(
             v_mean2d=v_mean2d, v_depth=v_depth, v_shape=v_shape, v_normal=v_normal, v_opacity=v_row_opacity,
             v_compensation=v_rho,
         )  # fmt: skip
-        # Gradients of the Gaussian and of the camera, and whether they are finite.
+        # Gradients of the Gaussian and of the camera by the vector-Jacobian product, and whether they are finite.
         v_inputs = PROJECTOR.vjp(
             gaussian, camera, given_opacity, screen, v_row, sums.lens is not None, sums.shutter is not None, CONSTANTS
         )
@@ -179,21 +181,25 @@ def _projection_bwd_kernel(
         total = add_where(total, visible, v_inputs.v_gaussian)
         v_opacity += tl.where(visible, v_inputs.v_opacity, 0.0)
 
-        # Sums over the block for the camera.
-        place = block.to(tl.int64) * n_images + image
+        # v_camera: sums over the block.
+        block_image = block.to(tl.int64) * n_images + image
         if sums.poses is not None:
             for i in tl.static_range(3):
                 for j in tl.static_range(4):
                     v_w = PROJECTOR.pose_gradient(gaussian, v_inputs.saved, i, j, CONSTANTS)
-                    tl.store(sums.poses + place * POSE_VALUES + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
+                    tl.store(sums.poses + block_image * POSE_VALUES + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
         if sums.lens is not None:
             for k in tl.static_range(N_COEFFICIENTS):
-                tl.store(sums.lens + place * N_COEFFICIENTS + k, tl.sum(tl.where(visible, v_inputs.v_lens[k], 0.0)))
+                tl.store(
+                    sums.lens + block_image * N_COEFFICIENTS + k, tl.sum(tl.where(visible, v_inputs.v_lens[k], 0.0))
+                )
         if sums.shutter is not None:
             for k in tl.static_range(PATH_GRADIENTS):
-                tl.store(sums.shutter + place * PATH_VALUES + k, tl.sum(tl.where(visible, v_inputs.v_path[k], 0.0)))
+                tl.store(
+                    sums.shutter + block_image * PATH_VALUES + k, tl.sum(tl.where(visible, v_inputs.v_path[k], 0.0))
+                )
 
-    # Gradients of quaternion and scales from those of the covariance or the axes, summed over cameras.
+    # Gradients of quaternion and scales, from the gradient of the covariance or the axes, summed over cameras.
     v_quat, v_scale, v_covar = PROJECTOR.finish(gaussians, gaussian_id, mask, gaussian, total)
     outgoing = size_of(total[:3] + v_quat + v_scale + v_covar) + tl.abs(v_opacity)
     kept = seen & (finite(outgoing) | (is_clean == 0))
@@ -208,7 +214,7 @@ def _projection_bwd_kernel(
 
 
 def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
-    """Projects every Gaussian of a scene by every camera; see :class:`ProjectedGaussians`."""
+    """Projects the Gaussians of each scene with all of its cameras; see :class:`ProjectedGaussians`."""
     means = gaussians.means
     n_batches, n_cameras, _, _ = cameras.viewmats.shape
     n_gaussians = means.shape[-2]
@@ -266,12 +272,12 @@ def projection_bwd(
     settings: ProjectionSettings,
     needs: Cameras,
 ) -> tuple[Gaussians3D, Cameras]:
-    """Computes the gradients of Gaussians, None where not given, and of cameras, None where not needed.
+    """Computes the gradients of Gaussians and cameras. Fields that are not given, or need no gradient, are None.
 
     Args:
-        gaussians, cameras, settings: As for :func:`projection_fwd`.
-        row_of, radii: Of its result.
-        v_projected: Gradients of its result.
+        gaussians, cameras, settings: As in :func:`projection_fwd`.
+        row_of, radii: As returned by :func:`projection_fwd`.
+        v_projected: Gradients of the results of :func:`projection_fwd`.
         needs: Whether each tensor of the cameras needs a gradient.
     """
     means = gaussians.means

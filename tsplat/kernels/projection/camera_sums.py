@@ -1,4 +1,4 @@
-"""Gradients of cameras: one sum per block of Gaussians and image, added in a fixed order."""
+"""Gradients of cameras: sums per block of Gaussians and image, added over blocks in a fixed order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .loaded_cameras import N_COEFFICIENTS, PATH_VALUES, POSE_VALUES
 
 
 class CameraSums(NamedTuple):
-    """Sums over blocks of Gaussians [blocks, I, ...] that a kernel writes; None where no gradient is needed.
+    """Gradients of cameras, summed over each block of Gaussians. None if not needed.
 
     Attributes:
-        poses: Rows of the view matrix but the last, [blocks, I, POSE_VALUES]; None with a rolling shutter.
-        lens, shutter: Of the first values of a lens, which are its coefficients, [blocks, I, N_COEFFICIENTS], and
-            of its path, [blocks, I, PATH_VALUES].
+        poses: [blocks, I, POSE_VALUES], the first three rows of the view matrix; None with a rolling shutter.
+        lens: [blocks, I, N_COEFFICIENTS], the coefficients of the lens.
+        shutter: [blocks, I, PATH_VALUES], the path.
     """
 
     poses: Tensor | None
@@ -28,7 +28,7 @@ class CameraSums(NamedTuple):
 
     @classmethod
     def allocate(cls, means: Tensor, blocks: int, cameras: Cameras, needs: Cameras, model: CameraModel) -> CameraSums:
-        """Allocates what the gradients that are needed take. What a kernel does not write is zero."""
+        """Allocates the sums of the needed gradients. Values that kernels do not write are zero."""
         n_images = cameras.viewmats.shape[0] * cameras.viewmats.shape[1]
         lens = shutter = None
         if needs.lens and LENSES[model].coefficients_vjp is not None:
@@ -40,7 +40,7 @@ class CameraSums(NamedTuple):
         return cls(poses, lens, shutter)
 
     def gradients(self, cameras: Cameras) -> Cameras:
-        """Returns the gradients of cameras."""
+        """Adds up the sums of all blocks. Returns the gradients of cameras."""
         batch = cameras.viewmats.shape[:2]
         poses, lens, shutter = (None if sums is None else sums.sum(0).view(*batch, sums.shape[2]) for sums in self)
         if poses is not None:

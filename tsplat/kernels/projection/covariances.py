@@ -1,4 +1,4 @@
-"""Device functions of Gaussians that are projected as a covariance: conic, radii and compensation, and their gradients.
+"""Device functions that turn a screen covariance into conic, radii, compensation and opacity, with gradients.
 
 Tuples are laid out as in ``device_math.py``.
 """
@@ -22,14 +22,14 @@ from ..device_math import (
 
 
 class Ellipse(NamedTuple):
-    """The ellipse that a screen covariance makes visible.
+    """The visible ellipse of a screen covariance.
 
     Attributes:
-        seen: Whether it is positive definite, and opaque enough if there is an opacity.
-        radii: Along x and y, pixels.
-        conic: Its inverse.
-        compensation: Factor of the opacity; 1 without antialiasing.
-        opacity: The opacity times that; () without opacity.
+        seen: Whether the covariance is positive definite, and the opacity, if given, large enough.
+        radii: Radii along x and y, pixels.
+        conic: The inverse of the covariance.
+        compensation: The antialiasing factor of the opacity; 1 without antialiasing.
+        opacity: opacity * compensation; () without opacity.
     """
 
     seen: Any
@@ -48,7 +48,10 @@ def blur(sharp, eps2d):
 
 @triton.jit
 def visible_ellipse(sharp, blurred, opacity, CONSTANTS: tl.constexpr):
-    """Returns the :class:`Ellipse` of a screen covariance, given without and with eps2d. Comparisons fail for NaN."""
+    """Returns the :class:`Ellipse` of a screen covariance, given without and with eps2d.
+
+    All comparisons are false for NaN.
+    """
     det = det2(blurred)
     inverse = conic(blurred, det)
     seen = (det > 0.0) & finite(det)
@@ -59,7 +62,8 @@ def visible_ellipse(sharp, blurred, opacity, CONSTANTS: tl.constexpr):
     if opacity is not None:
         culling_opacity = rho * opacity
         compensated_opacity = culling_opacity
-        # The unscented transform culls by the compensated opacity, as gsplat does, which has no lenses that wrap.
+        # As in gsplat, the unscented transform culls by the compensated opacity. Not for lenses that wrap, which gsplat
+        # does not have.
         if not CONSTANTS.COMPENSATE and CONSTANTS.UNSCENTED is not None and not CONSTANTS.LENS.WRAPS:
             culling_opacity = opacity * compensation(det2(sharp), det, CONSTANTS.FLOOR)
         if CONSTANTS.OPACITY_AWARE:
@@ -73,8 +77,7 @@ def visible_ellipse(sharp, blurred, opacity, CONSTANTS: tl.constexpr):
 
 @triton.jit
 def visible_ellipse_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, CONSTANTS: tl.constexpr):
-    """Returns gradients of the screen covariance and of the opacity from those of an :class:`Ellipse`; None for
-    zero."""
+    """Returns the gradients of the screen covariance and of the opacity, from those of an :class:`Ellipse` or None."""
     det = det2(blurred)
     zero = tl.zeros_like(det)
     v_cov = (zero,) * 3

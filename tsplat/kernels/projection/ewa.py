@@ -1,8 +1,8 @@
 """EWA splatting (Zwicker et al., "EWA Volume Splatting", 2001) as used by 3D Gaussian Splatting (Kerbl et al., 2023).
 
-Sigma2d = J W Sigma W^T J^T + eps2d I. The Jacobian J is taken at the camera-space mean. Pinhole cameras clamp x/z and
-y/z in it to the image plus a margin, but not in the projected mean. Gradients are summed over cameras for the mean and
-for Sigma, from which those of quaternion and scales follow.
+Sigma2d = J W Sigma W^T J^T + eps2d I, with the Jacobian J of the camera model at the camera-space mean. For pinhole
+cameras, x/z and y/z in J are clamped to the image plus a margin; the projected mean is not clamped. The gradients of
+the mean and of Sigma are summed over cameras; the gradients of quaternion and scales are computed from that of Sigma.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from .projector import InputGradients, Projection, Projector
 
 
 class Gaussian(NamedTuple):
-    """Mean, and upper triangle of the covariance, in the world frame."""
+    """Mean and upper triangle of the covariance in the world frame."""
 
     mean: Any
     covariance: Any
@@ -37,10 +37,11 @@ class Linearized(NamedTuple):
     """The projection of a Gaussian, linearized at its mean.
 
     Attributes:
-        p: Mean in the frame of the camera.
+        p: Mean in the camera frame.
         mean2d: Mean in pixels.
-        row0, row1, saved: Rows of the Jacobian J, as the lens lays them out, and what the lens's gradient needs.
-        t0, t1: Rows of J W, for the rotation W of the camera.
+        row0, row1: Rows of the Jacobian J, in the layout of the lens.
+        saved: Values that the lens saves for its gradient.
+        t0, t1: Rows of T = J W, with the rotation W of the camera.
         sharp, blurred: The screen covariance without and with eps2d on its diagonal.
     """
 
@@ -57,7 +58,7 @@ class Linearized(NamedTuple):
 
 @triton.jit
 def _screen_covariance(t0, t1, s):
-    """Returns T S T^T, upper triangle, for the rows t0 and t1 of T = J W."""
+    """Returns the upper triangle of T S T^T, for the rows t0 and t1 of T = J W."""
     s0 = symmetric_matvec3(s, t0)
     s1 = symmetric_matvec3(s, t1)
     return dot(t0, s0), dot(t0, s1), dot(t1, s1)
@@ -91,7 +92,7 @@ def _screen_covariance_vjp(t0, t1, s, v):
 
 @triton.jit
 def _row_times_rotation(row, w, AXIS: tl.constexpr, CONSTANTS: tl.constexpr):
-    """Returns a row of the Jacobian times W, three entries."""
+    """Returns a row of J W, three entries."""
     x = CONSTANTS.LENS.row_times(row, w, 0, AXIS)
     y = CONSTANTS.LENS.row_times(row, w, 1, AXIS)
     z = CONSTANTS.LENS.row_times(row, w, 2, AXIS)
@@ -100,7 +101,7 @@ def _row_times_rotation(row, w, AXIS: tl.constexpr, CONSTANTS: tl.constexpr):
 
 @triton.jit
 def _row_times_vjp(w, v):
-    """Returns the gradient of a row, all three entries, from that of the row times W."""
+    """Returns the gradient of a row of J, three entries, from that of the row of J W."""
     return dot(v, w[:3]), dot(v, w[3:6]), dot(v, w[6:])
 
 
@@ -117,7 +118,7 @@ def _load(gaussians, i, mask):
 
 @triton.jit
 def _linearize(gaussian, camera, screen, CONSTANTS: tl.constexpr):
-    """Projects a mean and a covariance. Returns a :class:`Linearized`."""
+    """Projects the mean, and linearizes the projection at it. Returns a :class:`Linearized`."""
     w = camera.pose.rotation
     p = add(matvec3(w, gaussian.mean), camera.pose.translation)
     mean2d, row0, row1, saved = CONSTANTS.LENS.project_with_jacobian(
@@ -152,7 +153,7 @@ def _vjp(gaussian, camera, opacity, screen, v, OF_LENS: tl.constexpr, OF_PATH: t
     v_cov, v_opacity = visible_ellipse_vjp(
         linearized.sharp, linearized.blurred, opacity, v.v_shape, v.v_opacity, v.v_compensation, CONSTANTS
     )
-    # Sigma2d = T Sigma T^T with T = J W
+    # v_T and v_Sigma of Sigma2d = T Sigma T^T, then v_J = v_T W^T, then v_p through mean2d and J
     v_t0, v_t1, v_sigma = _screen_covariance_vjp(linearized.t0, linearized.t1, gaussian.covariance, v_cov)
     v_mean2d = v.v_mean2d
     if v_mean2d is None:
@@ -165,6 +166,7 @@ def _vjp(gaussian, camera, opacity, screen, v, OF_LENS: tl.constexpr, OF_PATH: t
     )  # fmt: skip
     if v.v_depth is not None:
         v_p = (v_p[0], v_p[1], v_p[2] + v.v_depth)
+    # p = W mean + t: v_mean = W^T v_p
     v_gaussian = matvec3_transposed(w, v_p) + v_sigma
     saved = (v_p, row0, row1, v_t0, v_t1)
     return InputGradients(v_gaussian=v_gaussian, v_opacity=v_opacity, v_lens=(), v_path=(), saved=saved)
@@ -172,7 +174,7 @@ def _vjp(gaussian, camera, opacity, screen, v, OF_LENS: tl.constexpr, OF_PATH: t
 
 @triton.jit
 def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CONSTANTS: tl.constexpr):
-    """Returns entry ROW, COLUMN of dL/dp (mean, 1)^T plus J^T times the gradient of T = J W."""
+    """Returns entry (ROW, COLUMN) of the gradient of [W | t]: v_p (mean, 1)^T + [J^T v_T | 0]."""
     v_p, row0, row1, v_t0, v_t1 = saved
     if COLUMN == 3:
         return v_p[ROW]

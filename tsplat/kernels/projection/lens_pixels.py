@@ -1,8 +1,8 @@
-"""Device functions of the pixels of points, by any lens, with a windshield or without.
+"""Device functions that project points to pixels by any lens, with or without a windshield.
 
-Points behind a camera are at pixel 0, 0, and are not seen, unless its lens shows them. Nothing is behind a camera whose
-lens wraps: u is in the period around the middle of the image. Tuples are laid out as in ``device_math.py``; a
-``camera`` is a :class:`Camera`.
+A point behind the camera gets pixel (0, 0) and is not seen, unless the lens shows it. For lenses that wrap, no point is
+behind the camera, and u is in the period around the middle of the image. Tuples are laid out as in ``device_math.py``;
+a ``camera`` is a :class:`Camera`.
 """
 
 import math
@@ -21,9 +21,9 @@ TWO_PI = tl.constexpr(2 * math.pi)
 
 @triton.jit
 def _project(p, k, LENS: tl.constexpr):
-    """Projects a point as the windshield shows it, if there is one.
+    """Projects a point through the windshield, if there is one, and the lens.
 
-    Returns what ``Lens.project`` returns, and what ``refract`` does; () for the latter without a windshield.
+    Returns the results of ``Lens.project``, and the :class:`Refraction`, or () without a windshield.
     """
     if len(k) > N_COEFFICIENTS:
         refraction = refract(p, k[N_COEFFICIENTS])
@@ -42,14 +42,14 @@ def u_period(intrinsics):
 
 @triton.jit
 def whole_periods(difference, period):
-    """Returns the multiple of the period nearest to a difference of two u; the difference minus it is the shorter way
+    """Returns the multiple of the period that is closest to a difference of two u. Subtracting it gives the shorter way
     around."""
     return period * tl.floor(difference / period + 0.5)
 
 
 @triton.jit
 def _in_front(p, k, LENS: tl.constexpr):
-    """Returns whether a point is in front of the camera or shown behind it, and the point; if not, one on the axis."""
+    """Returns whether the lens may show a point, and the point, or one on the optical axis if the lens does not."""
     if LENS.WRAPS:
         front = dot(p, p) > SQUARE_MIN
     else:
@@ -61,7 +61,7 @@ def _in_front(p, k, LENS: tl.constexpr):
 
 @triton.jit
 def _inside(u, v, screen, MARGIN: tl.constexpr):
-    """Returns whether a pixel is within the image and a margin, a fraction of its size."""
+    """Returns whether a pixel is inside the image plus a margin, a fraction of the image size."""
     side = constant(MARGIN, u) * screen.width
     top = constant(MARGIN, u) * screen.height
     return (u >= -side) & (u < screen.width + side) & (v >= -top) & (v < screen.height + top)
@@ -69,7 +69,7 @@ def _inside(u, v, screen, MARGIN: tl.constexpr):
 
 @triton.jit
 def lens_pixel(p, camera, screen, LENS: tl.constexpr, MARGIN: tl.constexpr):
-    """Returns the pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
+    """Projects a point of the camera frame. Returns u, v, and whether it is seen inside the image plus a margin."""
     intrinsics = camera.intrinsics
     front, q = _in_front(p, camera.lens, LENS)
     x, y, seen, _, _ = _project(q, camera.lens, LENS)
@@ -82,7 +82,7 @@ def lens_pixel(p, camera, screen, LENS: tl.constexpr, MARGIN: tl.constexpr):
 
 @triton.jit
 def pixel_difference(p, d, pixel, camera, screen, LENS: tl.constexpr, MARGIN: tl.constexpr):
-    """Returns the pixel of p + d less that of p, without the rounding errors of either; and whether p + d is seen."""
+    """Returns pixel(p + d) - pixel(p), without the rounding errors of the pixels, and whether p + d is seen."""
     intrinsics = camera.intrinsics
     x, y = LENS.project_difference(p, d)
     dx, dy = intrinsics.fx * x, intrinsics.fy * y
@@ -109,7 +109,7 @@ def lens_pixel_vjp(p, camera, v_u, v_v, LENS: tl.constexpr):
 
 @triton.jit
 def coefficients_vjp(p, camera, v_u, v_v, LENS: tl.constexpr):
-    """Returns the gradient of a lens's coefficients from that of a point's pixel; 0 for what is not a coefficient."""
+    """Returns the gradient of the lens coefficients from that of the pixel of a point; 0 for unused values."""
     front, q = _in_front(p, camera.lens, LENS)
     _, _, _, saved, _ = _project(q, camera.lens, LENS)
     v_x = tl.where(front, camera.intrinsics.fx * v_u, 0.0)

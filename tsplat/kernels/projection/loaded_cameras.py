@@ -1,6 +1,6 @@
-"""Bundles of device values that describe a camera, and device functions that load them.
+"""Bundles that describe a camera in device functions, and functions that load them.
 
-Bundles are made with the names of their fields. Tuples are laid out as in ``device_math.py``.
+Bundles are constructed with keyword arguments. Tuples are laid out as in ``device_math.py``.
 """
 
 from typing import Any, NamedTuple
@@ -12,13 +12,14 @@ from ...config import LENS_COEFFICIENTS, SHUTTER_VALUES
 from ..device_math import load_tuple
 
 POSE_VALUES = tl.constexpr(12)
-"""Values of a view matrix that have gradients: all but those of the last row."""
+"""Number of values of a view matrix with gradients: the first three rows."""
 
 N_COEFFICIENTS = tl.constexpr(LENS_COEFFICIENTS)
-"""Values of a lens that have gradients: its coefficients, then zeros."""
+"""Number of values of a lens with gradients: its coefficients, then zeros."""
 
 PATH_VALUES, PATH_USED, PATH_GRADIENTS = tl.constexpr(SHUTTER_VALUES), tl.constexpr(16), tl.constexpr(15)
-"""Values of ``Cameras.shutter``; how many of them make a :class:`Path`; and how many have gradients, the first ones."""
+"""Number of values of ``Cameras.shutter``; of those, the first 16 are a :class:`Path`, and the first 15 have gradients.
+"""
 
 
 class Intrinsics(NamedTuple):
@@ -31,18 +32,18 @@ class Intrinsics(NamedTuple):
 
 
 class Pose(NamedTuple):
-    """A transform from world to camera: the nine entries of a rotation, and a translation."""
+    """A world-to-camera transform: the nine entries of the rotation, and the translation."""
 
     rotation: Any
     translation: Any
 
 
 class Path(NamedTuple):
-    """Describes how a camera moves while a rolling shutter reads out; see ``Path`` of ``kernels_torch/shutters.py``.
+    """The path of a camera during the readout of a rolling shutter; see ``Path`` of ``kernels_torch/shutters.py``.
 
     Attributes:
         q0, q1, t0, t1: Unit quaternions wxyz and translations at the start and at the end.
-        angle, inverse_sine: The angle between the quaternions, and the inverse of its sine; 0 if they are equal.
+        angle, inverse_sine: The angle between the quaternions, and 1 / sin(angle), or 0 if the quaternions are equal.
     """
 
     q0: Any
@@ -57,10 +58,10 @@ class Camera(NamedTuple):
     """The camera of an image.
 
     Attributes:
-        pose: See :class:`Pose`; at the start of the readout, if the shutter rolls.
+        pose: See :class:`Pose`. With a rolling shutter, the pose at the start of the readout.
         intrinsics: See :class:`Intrinsics`.
-        lens: The values of the lens, see ``kernels_torch/lenses/``, or (). If there is a windshield, the address of its
-            polynomials follows them.
+        lens: The coefficients of the lens, see ``kernels_torch/lenses/``, or (). With a windshield, a pointer to its
+            polynomials follows.
         path: See :class:`Path`; () for a global shutter.
     """
 
@@ -71,7 +72,7 @@ class Camera(NamedTuple):
 
 
 class Screen(NamedTuple):
-    """Width and height of an image in pixels, and the variance that is added to screen covariances."""
+    """Image size in pixels, and the variance added to screen covariances."""
 
     width: Any
     height: Any
@@ -80,7 +81,7 @@ class Screen(NamedTuple):
 
 @triton.jit
 def load_camera(cameras, image, N_LENS: tl.constexpr):
-    """Loads the :class:`Camera` of an image; N_LENS is the number of values of a lens."""
+    """Loads the :class:`Camera` of an image. N_LENS is the number of values of a lens."""
     v = cameras.viewmats + image * 16
     k = cameras.Ks + image * 9
     rotation = load_tuple(v, 1, 3) + load_tuple(v + 4, 1, 3) + load_tuple(v + 8, 1, 3)

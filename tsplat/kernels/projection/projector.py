@@ -1,4 +1,4 @@
-"""Projectors: how a kind of Gaussian is projected. The kernels of the projection know only what a `Projector` says."""
+"""Projectors: the interface by which the projection kernels project a Gaussian and differentiate the projection."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -10,15 +10,15 @@ from .lenses import LENSES, Lens
 
 
 class Constants(NamedTuple):
-    """Holds the constants that are compiled into the kernels of a projection.
+    """Constants that are compiled into the projection kernels.
 
     Attributes:
-        LENS, READOUT: The camera model, and the direction in which a rolling shutter exposes, of ``CameraSettings``.
-        N_LENS: Values of a lens, 0 without one.
-        UNSCENTED: Parameters of the unscented transform; None for other projections.
-        COMPENSATE, FLOOR: Whether there are compensations, and their least value.
-        EXTEND, OPACITY_AWARE: Of ``Numerics``: how far a Gaussian reaches, and whether that depends on its opacity.
-        ALPHA_MIN, FOV_MARGIN, RADIUS_MAX: Of ``config``.
+        LENS, READOUT: The lens, and the readout direction of the rolling shutter, from ``CameraSettings``.
+        N_LENS: Number of values of a lens, 0 without one.
+        UNSCENTED: Parameters of the unscented transform; None for other projectors.
+        COMPENSATE, FLOOR: Whether to compute compensations, and their lower bound.
+        EXTEND, OPACITY_AWARE: From ``Numerics``: the radius in standard deviations, and whether it depends on opacity.
+        ALPHA_MIN, FOV_MARGIN, RADIUS_MAX: From ``config``.
     """
 
     LENS: Lens
@@ -48,15 +48,15 @@ class Constants(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """Holds the results of a projector for a Gaussian and a camera.
+    """The projection of a Gaussian with a camera.
 
     Attributes:
-        seen: Whether the Gaussian passes the projector's own tests.
-        depth, z: Its depth, and the depth that the near and the far plane cull by.
-        mean2d, radii: Mean, and radii along x and y, pixels.
-        shape: Values of ``ProjectedGaussians.shapes``.
+        seen: Whether the Gaussian passes the culling tests of the projector.
+        depth, z: The depth, and the depth that is compared with the near and far planes.
+        mean2d, radii: The mean, and the radii along x and y, pixels.
+        shape: The values of ``ProjectedGaussians.shapes``.
         normal, compensation: As in ``ProjectedGaussians``; () if the projector has none.
-        opacity: The opacity times the compensation; () without opacity.
+        opacity: opacity * compensation; () without opacity.
     """
 
     seen: Any
@@ -71,7 +71,7 @@ class Projection(NamedTuple):
 
 
 class RowGradients(NamedTuple):
-    """Gradients of a row, which is a :class:`Projection`; None for those that are not given."""
+    """Incoming gradients of a :class:`Projection`; None if not given."""
 
     v_mean2d: Any
     v_depth: Any
@@ -86,9 +86,10 @@ class InputGradients(NamedTuple):
 
     Attributes:
         v_gaussian: GRADIENTS values in the world frame.
-        v_opacity: That of the opacity.
-        v_lens, v_path: Those of the first N_COEFFICIENTS values of the lens, and PATH_GRADIENTS of the path; or ().
-        saved: What ``pose_gradient`` needs.
+        v_opacity: The gradient of the opacity.
+        v_lens, v_path: Gradients of the N_COEFFICIENTS first values of the lens, and of PATH_GRADIENTS values of the
+            path; or ().
+        saved: Values for ``pose_gradient``.
     """
 
     v_gaussian: Any
@@ -100,22 +101,22 @@ class InputGradients(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Projector(Contract):
-    """A projection, by device functions that are differentiated by hand.
+    """The device functions of a projection and of its gradient.
 
-    `gaussian` is what ``load`` returned for a Gaussian: a bundle with its ``mean``. `camera` is a :class:`Camera`,
-    `screen` a :class:`Screen`, and CONSTANTS are a :class:`Constants`.
+    `gaussian` is the result of ``load``, a bundle with at least ``mean``. `camera` is a :class:`Camera`, `screen` a
+    :class:`Screen`, and CONSTANTS a :class:`Constants`.
 
     Attributes:
-        SHAPE: Values of a row's shape, ``ProjectedGaussians.shapes``.
-        GRADIENTS: Values of a Gaussian's gradient that are summed over its cameras; the first three are the mean's.
-        load: (gaussians, i, mask) to `gaussian` of Gaussian i.
-        project: (gaussian, camera, opacity or None, screen, CONSTANTS) to a :class:`Projection`.
-        vjp: (gaussian, camera, opacity or None, screen, v, OF_LENS, OF_PATH, CONSTANTS) to :class:`InputGradients`,
-            with v_lens if OF_LENS and v_path if OF_PATH, from v, the :class:`RowGradients`.
-        pose_gradient: (gaussian, ``saved`` of ``vjp``, ROW, COLUMN, CONSTANTS) to the gradient of an entry of the view
+        SHAPE: Number of values per row of ``ProjectedGaussians.shapes``.
+        GRADIENTS: Number of gradient values per Gaussian that are summed over cameras. The first three are v_mean.
+        load: (gaussians, i, mask) -> `gaussian`: loads Gaussian i.
+        project: (gaussian, camera, opacity or None, screen, CONSTANTS) -> :class:`Projection`.
+        vjp: (gaussian, camera, opacity or None, screen, v, OF_LENS, OF_PATH, CONSTANTS) -> :class:`InputGradients`,
+            with v a :class:`RowGradients`, and with v_lens if OF_LENS and v_path if OF_PATH.
+        pose_gradient: (gaussian, ``saved`` of ``vjp``, ROW, COLUMN, CONSTANTS) -> gradient of an entry of the view
             matrix.
-        finish: (gaussians, i, mask, gaussian, sums of GRADIENTS values) to the gradients of quaternion, scales and
-            covariance, () for those that the Gaussian does not have.
+        finish: (gaussians, i, mask, gaussian, sums of GRADIENTS values) -> gradients of quaternion, scales and
+            covariance; () for those that the Gaussian does not have.
     """
 
     SHAPE: int

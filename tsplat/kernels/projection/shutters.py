@@ -1,6 +1,6 @@
-"""Device functions of rolling shutters: the pose of a camera at a time, and when it exposes a point.
+"""Device functions of rolling shutters: the pose of a camera at a time, and the time at which it exposes a point.
 
-A rolling shutter exposes a row or column at a time, and the pose is interpolated along a ``path``, see :class:`Path`.
+A rolling shutter exposes one row or column at a time. The pose is interpolated along a ``path``, see :class:`Path`.
 Tuples are laid out as in ``device_math.py``.
 """
 
@@ -18,13 +18,13 @@ STEPS = tl.constexpr(SHUTTER_STEPS)
 
 @triton.jit
 def to_camera(point, pose):
-    """Transforms a point of the world to the frame of the camera."""
+    """Transforms a point from the world to the camera frame."""
     return add(matvec3(pose.rotation, point), pose.translation)
 
 
 @triton.jit
 def _weighted_sum(values, others, before, after):
-    """Returns ``before`` times the entries of a tuple plus ``after`` times those of another."""
+    """Returns before * values + after * others, entry by entry."""
     total = ()
     for k in tl.static_range(len(values)):
         total = total + (before * values[k] + after * others[k],)
@@ -33,7 +33,10 @@ def _weighted_sum(values, others, before, after):
 
 @triton.jit
 def pose_at(path, time):
-    """Returns the pose at a time, 0 at the start and 1 at the end; quaternions are interpolated along the sphere."""
+    """Returns the pose at a time from 0 (start) to 1 (end): slerp of the quaternions, and lerp of the translations.
+
+    Slerp: q(s) = (sin((1 - s) a) q0 + sin(s a) q1) / sin(a), normalized.
+    """
     rotates = path.inverse_sine > 0.0
     before = tl.where(rotates, sine((1.0 - time) * path.angle) * path.inverse_sine, 1.0 - time)
     after = tl.where(rotates, sine(time * path.angle) * path.inverse_sine, time)
@@ -44,13 +47,12 @@ def pose_at(path, time):
 
 @triton.jit
 def pose_at_vjp(path, time, rotated, v_p):
-    """Returns the gradient of a path from that of a point in the frame of the camera at a time.
+    """Returns the gradient of a path from the gradient v_p of a point in the camera frame at a time.
 
-    It has 15 values: those of q0, q1, t0, t1 and the angle. ``rotated`` is the rotation of the pose times the point of
-    the world. A rotation w of the camera moves the point by w x ``rotated``, and the quaternion u by (0, w) u / 2.
-    Between quaternions at an angle a, the derivative with respect to a has the direction of
-    q1 cos(t a) - q0 cos((1 - t) a). There is no gradient of the inverse of its sine, which only scales u before it is
-    normalized.
+    The 15 values are the gradients of q0, q1, t0, t1 and the angle a. ``rotated`` is R(time) times the world point. A
+    small rotation w of the camera moves the point by w x ``rotated``, and the quaternion u by (0, w) u / 2. The
+    derivative of the interpolated quaternion by a has the direction of q1 cos(t a) - q0 cos((1 - t) a). The inverse
+    sine has no gradient: it scales u before it is normalized.
     """
     q0, q1 = path.q0, path.q1
     rotates = path.inverse_sine > 0.0
@@ -90,9 +92,9 @@ def pose_at_vjp(path, time, rotated, v_p):
 
 @triton.jit
 def _readout(screen, like, READOUT: tl.constexpr):
-    """Returns the time at pixel 0, 0, and its growth with u and v.
+    """Returns the time at pixel (0, 0), and its derivatives by u and v.
 
-    Times are 0 and 1 at the centers of the first and last line that is read.
+    The times of the first and the last row or column that is read, at its center, are 0 and 1.
     """
     zero = like * 0.0
     rows = 1.0 / (zero + tl.maximum(screen.height - 1, 1))
@@ -110,11 +112,11 @@ def _readout(screen, like, READOUT: tl.constexpr):
 
 @triton.jit
 def exposed_pixel(point, camera, screen, LENS: tl.constexpr, READOUT: tl.constexpr, TRANSFORM: tl.constexpr):
-    """Returns the pixel of a point of the world when the shutter exposes it, whether it is seen, and that time.
+    """Returns the pixel (u, v) of a world point when the shutter exposes it, whether it is seen, and the time.
 
-    TRANSFORM is an ``Unscented``. With ``whole_lines``, a point is exposed when the center of its line is; borders of
-    lines belong to the one that is read later. Points that are seen neither at the start nor at the end are exposed at
-    the end.
+    The time s solves s = time(pixel(R(s) point + t(s))), by fixed-point iteration. TRANSFORM is an ``Unscented``. With
+    ``whole_lines``, the time is that of the center of the pixel row or column; a border belongs to the one that is read
+    later. Points that are seen neither at the start nor at the end are exposed at the end.
     """
     MARGIN: tl.constexpr = TRANSFORM.margin
     path = camera.path
@@ -139,14 +141,14 @@ def exposed_pixel(point, camera, screen, LENS: tl.constexpr, READOUT: tl.constex
 
 @triton.jit
 def exposure_time_vjp(p, translation, camera, screen, v_u, v_v, LENS: tl.constexpr, READOUT: tl.constexpr):
-    """Adds to the gradient of a pixel (u, v) what it has through the time of the exposure, so that this can be fixed.
+    """Adds the gradient through the exposure time to the gradient v of a pixel. The time then counts as a constant.
 
-    The time s depends on the pixel, q = f(p(s(q))). With J = df / dp, the velocity w = J dp / ds of the pixel and the
-    gradient d of s: dq = J dp + w (d J dp) / (1 - d w). So v acts like v + d (v w) / (1 - d w).
+    The pixel q satisfies q = f(p(s(q))), with the time s. With J = df / dp, the velocity w = J dp / ds of the pixel and
+    d = ds / dq: dq = J dp + w (d J dp) / (1 - d w). So v becomes v + d (v w) / (1 - d w).
     """
     _, per_column, per_row = _readout(screen, v_u, READOUT)
     velocity = _velocity(p, translation, camera.path)
-    # The products with w = J dp / ds are those of gradients of p with dp / ds.
+    # d w and v w are products of gradients of p, d J and v J, with dp / ds.
     along = dot(lens_pixel_vjp(p, camera, per_column, per_row, LENS), velocity)
     v_time = dot(lens_pixel_vjp(p, camera, v_u, v_v, LENS), velocity) / (1.0 - along)
     return v_u + per_column * v_time, v_v + per_row * v_time
@@ -154,10 +156,10 @@ def exposure_time_vjp(p, translation, camera, screen, v_u, v_v, LENS: tl.constex
 
 @triton.jit
 def _velocity(p, translation, path):
-    """Returns dp / ds of a point of the camera frame, as the camera rotates and moves at constant rates."""
+    """Returns the velocity dp / ds of a point of the camera frame: w x (p - t) + t1 - t0, w the angular velocity."""
     q0, q1, t0, t1 = path.q0, path.q1, path.t0, path.t1
     rate = 2.0 * tl.where(path.inverse_sine > 0.0, path.angle * path.inverse_sine, 1.0)
-    # The imaginary part of q1 times the conjugate of q0.
+    # The angular velocity: 2 a / sin(a) times the imaginary part of q1 conj(q0).
     x = rate * (q0[0] * q1[1] - q1[0] * q0[1] - q1[2] * q0[3] + q1[3] * q0[2])
     y = rate * (q0[0] * q1[2] - q1[0] * q0[2] - q1[3] * q0[1] + q1[1] * q0[3])
     z = rate * (q0[0] * q1[3] - q1[0] * q0[3] - q1[1] * q0[2] + q1[2] * q0[1])

@@ -1,10 +1,10 @@
 """Projection of 2D Gaussians (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888, section 4.1).
 
-A = [s_0 c_0 | s_1 c_1 | p] takes coordinates (u, v, 1) on a disc to the camera frame, with the columns c of the
-rotation of the disc there and its center p. The ray transform is M = K A. Boxes around the unit circle are computed
-relative to the projected center, where M is [[a, b, 0], [c, d, 0], [A_z]], so that large pixel coordinates do not
-cancel: with D = A_z0^2 + A_z1^2 - p_z^2, their center is at (a A_z0 + b A_z1, c A_z0 + d A_z1) / D, and a squared half
-extent is the square of that minus (a^2 + b^2) / D, alike (c^2 + d^2) / D.
+A = [s_0 c_0 | s_1 c_1 | p] maps coordinates (u, v, 1) on a disc to the camera frame, with the center p of the disc and
+the columns c of its rotation in this frame. The ray transform is M = K A. The box around the projected unit circle is
+computed relative to the projected center, to avoid cancellation of large pixel coordinates. There, the rows of M are
+(a, b, 0), (c, d, 0) and A_z. With D = A_z0^2 + A_z1^2 - p_z^2, the center of the box is o = (a A_z0 + b A_z1, c A_z0 +
+d A_z1) / D, and its squared half extents are o_x^2 - (a^2 + b^2) / D and o_y^2 - (c^2 + d^2) / D.
 """
 
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ VARIANCE_MIN = tl.constexpr(BOX_VARIANCE_MIN)
 
 
 class Disc(NamedTuple):
-    """A disc in the frame of the camera: its center p, the columns c of its rotation, and two columns of A."""
+    """A disc in the camera frame: its center p, the columns c of its rotation, and the first two columns of A."""
 
     p: Any
     c0: Any
@@ -43,10 +43,10 @@ class Box(NamedTuple):
     """The box around a projected disc.
 
     Attributes:
-        m: The entries a to d of the ray transform relative to the projected center.
-        slopes: x / z and y / z of the center.
+        m: The entries a, b, c, d of the ray transform relative to the projected center.
+        slopes: x / z and y / z of the center p.
         inverse: 1 / D.
-        offset: Of the box's center from the projected one, pixels.
+        offset: Offset o of the center of the box from the projected center, pixels.
     """
 
     m: Any
@@ -57,7 +57,7 @@ class Box(NamedTuple):
 
 @triton.jit
 def _to_camera(gaussian, pose):
-    """Transforms a Gaussian to a :class:`Disc` in the frame of the camera."""
+    """Transforms a Gaussian to the camera frame. Returns a :class:`Disc`."""
     w, r, scale = pose.rotation, gaussian.rotation, gaussian.scale
     p = add(matvec3(w, gaussian.mean), pose.translation)
     c0, c1, c2 = matvec3(w, r[::3]), matvec3(w, r[1::3]), matvec3(w, r[2::3])
@@ -82,7 +82,7 @@ def _box(disc, intrinsics):
 
 @triton.jit
 def _box_vjp(disc, intrinsics, box, v):
-    """Returns gradients of p, a0 and a1 from that of the offset of the box's center."""
+    """Returns the gradients of p, a0 and a1 from that of the offset of the box."""
     p, a0, a1 = disc.p, disc.a0, disc.a1
     m, slopes, inverse, offset = box.m, box.slopes, box.inverse, box.offset
     fx, fy = intrinsics.fx, intrinsics.fy
@@ -124,7 +124,7 @@ def _project(gaussian, camera, opacity, screen, CONSTANTS: tl.constexpr):
     shown = ()
     if opacity is not None:
         shown = opacity
-    seen = p[2] == p[2]  # no test of its own
+    seen = p[2] == p[2]  # false for NaN
     return Projection(
         seen=seen, depth=p[2], z=p[2], mean2d=mean2d, radii=radii, shape=transform, normal=times(normal, sign),
         compensation=(), opacity=shown,
@@ -166,7 +166,7 @@ def _vjp(gaussian, camera, opacity, screen, v, OF_LENS: tl.constexpr, OF_PATH: t
 
 @triton.jit
 def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CONSTANTS: tl.constexpr):
-    """Returns the gradient of an entry of (W, t): the center is W mean + t, and the columns c are those of W R."""
+    """Returns entry (ROW, COLUMN) of the gradient of [W | t], for p = W mean + t and the columns c of W R."""
     mean, r = gaussian.mean, gaussian.rotation
     v_p, v_c0, v_c1, v_c2 = saved
     v_w = v_p[ROW]

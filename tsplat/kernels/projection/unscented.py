@@ -1,21 +1,21 @@
-"""The unscented transform: a Gaussian projected by seven sigma points, by any lens and shutter.
+"""Projection by the unscented transform: seven sigma points, projected by any lens and shutter.
 
 (Julier and Uhlmann, "A New Extension of the Kalman Filter to Nonlinear Systems", 1997; as in 3DGUT, arXiv 2412.12507.)
-Point 0 is the mean; two more are ``spread`` standard deviations along each axis on either side. With the pixels u_i,
-d_i = u_i - u_0 and the weights of ``config.Unscented``:
+Point 0 is the mean. The others are at +-``spread`` standard deviations along each axis. With their pixels u_i, d_i =
+u_i - u_0 and the weights of ``config.Unscented``:
 
     delta = weight (d_1 + ... + d_6),  mean = u_0 + delta
     covariance = center_weight delta delta^T + weight sum (d_i - delta) (d_i - delta)^T
 
-Only differences are weighted, as the weights are large and of both signs. With the symmetric gradient G of the
+Weights apply to differences only, as they are large and have both signs. With the symmetric gradient G of the
 covariance and the gradient v of the mean:
 
     v_delta = v + 2 (center_weight - 1 + 6 weight) G delta
     v_u_i = weight (2 G (d_i - delta) + v_delta),  v_u_0 = v - sum v_u_i
 
-If the lens wraps, d_i is the shorter way around, and delta is 0: the mean of longitudes and latitudes around a pole is
-that of no direction, and would move a Gaussian there by many standard deviations. Where the shutter is global, too, d_i
-is computed without pixels, whose rounding errors grow with the width of the image.
+If the lens wraps, d_i is the shorter way around, and delta is 0: near a pole, the mean of longitudes and latitudes is
+not the longitude and latitude of the mean direction, and would move a Gaussian by many standard deviations. If the
+shutter is also global, d_i is computed without pixels, whose rounding errors grow with the width of the image.
 """
 
 import math
@@ -48,12 +48,12 @@ PI = tl.constexpr(math.pi)
 
 
 class SigmaPoints(NamedTuple):
-    """Keeps what the gradient of a projection by sigma points needs.
+    """Values saved for the gradient.
 
     Attributes:
-        axes: One standard deviation along each axis of the Gaussian, world frame; three values each.
-        u0, v0, time: Pixel of the mean, and when it is exposed.
-        delta_x, delta_y: Shift of the projected mean from that pixel.
+        axes: One standard deviation along each axis of the Gaussian in the world frame, three values each.
+        u0, v0, time: The pixel of the mean, and its exposure time.
+        delta_x, delta_y: The shift delta of the projected mean from this pixel.
     """
 
     axes: Any
@@ -66,7 +66,7 @@ class SigmaPoints(NamedTuple):
 
 @triton.jit
 def _sigma_point(axes, i, spread):
-    """Returns the offset of one of the six outer points from the mean, and its signed multiple of axis i // 2."""
+    """Returns the offset of outer sigma point i from the mean, step * axis[i // 2], and the step +-``spread``."""
     step = tl.where(i % 2 == 0, spread, -spread)
     offset = ()
     for j in tl.static_range(3):
@@ -86,7 +86,7 @@ def _pose(camera, time):
 
 @triton.jit
 def _pixel(point, camera, screen, CONSTANTS: tl.constexpr):
-    """Returns the pixel of a point, whether it is seen, and when it is exposed: any value without a rolling shutter."""
+    """Returns the pixel of a world point, whether it is seen, and its exposure time (unused for a global shutter)."""
     TRANSFORM: tl.constexpr = CONSTANTS.UNSCENTED
     MARGIN: tl.constexpr = TRANSFORM.margin
     LENS: tl.constexpr = CONSTANTS.LENS
@@ -100,7 +100,7 @@ def _pixel(point, camera, screen, CONSTANTS: tl.constexpr):
 
 @triton.jit
 def _pixel_difference(mean, offset, pixel, camera, screen, CONSTANTS: tl.constexpr):
-    """Returns the pixel of a sigma point less that of the mean, whether it is seen, and when it is exposed."""
+    """Returns pixel(mean + offset) - pixel(mean), whether the sigma point is seen, and its exposure time."""
     if CONSTANTS.LENS.WRAPS and len(camera.path) == 0:
         dx, dy, seen = pixel_difference(
             to_camera(mean, camera.pose), matvec3(camera.pose.rotation, offset), pixel, camera, screen,
@@ -117,9 +117,10 @@ def _pixel_difference(mean, offset, pixel, camera, screen, CONSTANTS: tl.constex
 
 @triton.jit
 def _over_poles(difference, camera, CONSTANTS: tl.constexpr):
-    """Returns what a difference of the u of two sigma points counts in its own variance, and the derivative of that.
+    """Returns the difference of u that enters the variance of u, and its derivative.
 
-    With a pole between the points, it counts far more: a Gaussian that holds a pole covers all columns.
+    If the lens wraps, a difference of more than 90 degrees, with a pole between the points, is enlarged: a Gaussian
+    that contains a pole covers all columns.
     """
     if CONSTANTS.LENS.WRAPS:
         quarter = 0.25 * u_period(camera.intrinsics)
@@ -133,11 +134,10 @@ def _over_poles(difference, camera, CONSTANTS: tl.constexpr):
 
 @triton.jit
 def _radii_on_sphere(radii, v, distance, scale, intrinsics, CONSTANTS: tl.constexpr):
-    """Returns radii in whole pixels, at most half a period, and of wide Gaussians at least those of a cap of
-    directions.
+    """Bounds the radii of a panorama, in whole pixels: at most half a period, and for wide Gaussians at least the cap.
 
-    The cap's radius is the angle of a sphere of the Gaussian's largest extent. Where caps are narrow against the
-    distance from the pole, the ellipse bounds a Gaussian by itself.
+    The cap contains the directions of a sphere with the largest extent of the Gaussian. If it is narrow compared with
+    its distance from the pole, the ellipse suffices as a bound.
     """
     largest = tl.maximum(tl.maximum(tl.abs(scale[0]), tl.abs(scale[1])), tl.abs(scale[2]))
     s = tl.minimum(constant(CONSTANTS.EXTEND, v) * largest / distance, 1.0)
@@ -158,13 +158,13 @@ def _radii_on_sphere(radii, v, distance, scale, intrinsics, CONSTANTS: tl.conste
 
 @triton.jit
 def _distance(p):
-    """Returns the distance of a point from the origin, at least 1e-15."""
+    """Returns max(|p|, 1e-15)."""
     return tl.sqrt(tl.maximum(dot(p, p), 1e-30))
 
 
 @triton.jit
 def _depths(p, CONSTANTS: tl.constexpr):
-    """Returns the depth of a point of the camera frame, and that by which planes cull."""
+    """Returns the depth of a point of the camera frame, and the depth that the near and far planes compare."""
     if not CONSTANTS.UNSCENTED.radial:
         return p[2], p[2]
     elif CONSTANTS.LENS.CULLS_BY_DISTANCE:
@@ -175,11 +175,11 @@ def _depths(p, CONSTANTS: tl.constexpr):
 
 @triton.jit
 def _unscented(gaussian, camera, screen, CONSTANTS: tl.constexpr):
-    """Projects a Gaussian.
+    """Projects a Gaussian by its sigma points.
 
     Returns:
-        Mean in pixels, and in the frame of the camera; screen covariance; whether the camera sees it; and the
-        :class:`SigmaPoints`.
+        The mean in pixels; the mean in the camera frame; the screen covariance; whether the camera sees the Gaussian;
+        the :class:`SigmaPoints`.
     """
     mean = gaussian.mean
     axes = ()
@@ -189,7 +189,7 @@ def _unscented(gaussian, camera, screen, CONSTANTS: tl.constexpr):
     zero = u0 * 0.0
     spread = constant(CONSTANTS.UNSCENTED.spread, u0)
     delta_x, delta_y, xx, xy, yy = zero, zero, zero, zero, zero
-    # A loop, as code for each point would take minutes to compile.
+    # A loop at run time: unrolled code would take minutes to compile.
     for i in range(6):
         offset, _ = _sigma_point(axes, i, spread)
         dx, dy, also, _ = _pixel_difference(mean, offset, (u0, v0), camera, screen, CONSTANTS)
@@ -209,7 +209,7 @@ def _unscented(gaussian, camera, screen, CONSTANTS: tl.constexpr):
     else:
         delta_x = weight * delta_x
         delta_y = weight * delta_y
-    # Of sum (d_i - delta) (d_i - delta)^T, only d_i d_i^T is large.
+    # covariance = weight sum d_i d_i^T + (center_weight - 2 + 6 weight) delta delta^T
     rest = constant(CONSTANTS.UNSCENTED.center_weight - 2.0 + 6.0 * CONSTANTS.UNSCENTED.weight, u0)
     covariance = (
         weight * xx + rest * delta_x * delta_x,
@@ -226,10 +226,10 @@ def _unscented_vjp(
     mean, camera, screen, points, v_mean2d, v_depth, v_cov,
     OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr,
 ):  # fmt: skip
-    """Returns gradients of the mean (three values), of the axes (nine), of the lens and of the path.
+    """Returns the gradients of the mean (3 values), of the axes (9 values), of the lens and of the path.
 
-    The first two are in the frame of the camera if its shutter is global, and otherwise in the world frame. The others
-    are () unless OF_LENS and OF_PATH.
+    The first two are in the camera frame for a global shutter, otherwise in the world frame. The gradients of lens and
+    path are () unless OF_LENS and OF_PATH.
     """
     axes, delta_x, delta_y = points.axes, points.delta_x, points.delta_y
     weight = constant(CONSTANTS.UNSCENTED.weight, v_depth)
@@ -283,7 +283,7 @@ def _unscented_vjp(
 def _point_vjp(
     point, time, camera, screen, v_u, v_v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr
 ):
-    """Returns the gradient of a sigma point from that of its pixel; then those of lens and path if asked for."""
+    """Returns the gradients of a sigma point, and with OF_LENS and OF_PATH of lens and path, from that of its pixel."""
     path = camera.path
     LENS: tl.constexpr = CONSTANTS.LENS
     READOUT: tl.constexpr = CONSTANTS.READOUT
@@ -327,7 +327,7 @@ def _vjp(gaussian, camera, opacity, screen, v, OF_LENS: tl.constexpr, OF_PATH: t
     if v_mean2d is None:
         v_mean2d = (zero, zero)
     if v_depth is None:
-        v_depth = sharp[0] * 0.0  # no constant, so that products are fused with sums as if it were given
+        v_depth = sharp[0] * 0.0  # not a constant, so that contraction is the same as with a given v_depth
     v_mean, v_axes, v_lens, v_path = _unscented_vjp(
         gaussian.mean, camera, screen, points, v_mean2d, v_depth, v_cov, OF_LENS, OF_PATH, CONSTANTS
     )
@@ -344,8 +344,7 @@ def _vjp(gaussian, camera, opacity, screen, v, OF_LENS: tl.constexpr, OF_PATH: t
 
 @triton.jit
 def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CONSTANTS: tl.constexpr):
-    """Returns an entry of the gradients of the mean and the axes in the camera's frame, times both in the world
-    frame."""
+    """Returns entry (ROW, COLUMN) of the gradient of [W | t]: v_mean (mean, 1)^T + [sum of v_axis axis^T | 0]."""
     v, axes = saved
     v_w = v[ROW]
     if COLUMN < 3:
@@ -357,7 +356,7 @@ def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CON
 
 @triton.jit
 def _finish(gaussians, i, mask, gaussian, sums):
-    """Returns the gradients of quaternion and scales from those of the axes, columns of the rotation times scales."""
+    """Returns the gradients of quaternion and scales from those of the axes s_k R[:, k]."""
     r, scale = gaussian.rotation, gaussian.scale
     v_rotation = ()
     for row in tl.static_range(3):

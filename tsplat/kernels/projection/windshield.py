@@ -1,6 +1,6 @@
-"""A windshield in front of a lens: it shows a point p at other angles phi = asin(x / |p|) and psi = asin(y / |p|).
+"""A windshield in front of a lens maps the angles phi = asin(x / |p|) and psi = asin(y / |p|) of a point p to others.
 
-These are polynomials of the angles: sums of c_jk phi^j psi^k with j + k at most 5.
+The new angles h and v are polynomials of phi and psi: sums of c_jk phi^j psi^k with j + k <= 5.
 """
 
 import math
@@ -14,7 +14,7 @@ from .lenses.fisheye import fisheye_direction
 
 N_SINE = tl.constexpr(10)
 SINE = tl.constexpr(tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(N_SINE.value, -1, -1)))
-"""Taylor series, highest term first. Its error is below 1e-13 within SINE_MAX."""
+"""Taylor coefficients of the sine, highest term first. The error is below 1e-13 in [-SINE_MAX, SINE_MAX]."""
 SINE_MAX = tl.constexpr(2.5)
 RIGHT_ANGLE = tl.constexpr(math.pi / 2)
 
@@ -22,12 +22,12 @@ N_POLYNOMIAL = tl.constexpr(21)
 
 
 class Refraction(NamedTuple):
-    """Describes a point as it is seen through a windshield.
+    """The direction in which a point is seen through a windshield.
 
     Attributes:
-        direction: Unit direction in which it shows the point; the optical axis if it does not.
-        exists: Whether it shows the point.
-        h_phi, h_psi, v_phi, v_psi: Derivatives of the horizontal and the vertical angle.
+        direction: Unit direction behind the windshield; the optical axis if the point is not visible.
+        exists: Whether the point is visible.
+        h_phi, h_psi, v_phi, v_psi: Derivatives of the angles h and v by phi and psi.
     """
 
     direction: Any
@@ -40,9 +40,10 @@ class Refraction(NamedTuple):
 
 @triton.jit
 def refract(p, polynomials):
-    """Returns the :class:`Refraction` of a point in front, by the 2 × 21 coefficients that ``polynomials`` points to.
+    """Returns the :class:`Refraction` of a point in front of the camera. ``polynomials`` points to 2 × 21 coefficients.
 
-    Beyond right angles, and where the map from directions to directions folds back, nothing is seen.
+    The point is not visible if an angle exceeds 90 degrees, or where the map of directions folds back: where its
+    Jacobian determinant is not positive.
     """
     phi = _angle(p[0], p[1], p[2])
     psi = _angle(p[1], p[0], p[2])
@@ -59,14 +60,14 @@ def refract(p, polynomials):
 
 @triton.jit
 def _angle(along, aside, z):
-    """Returns asin(along / |p|), the angle of a point from the plane across an axis."""
+    """Returns asin(along / |p|), the angle between a point and the plane perpendicular to an axis."""
     direction = fisheye_direction((along, along * 0.0, tl.sqrt(aside * aside + z * z)))
     return direction.k * direction.unit[0]
 
 
 @triton.jit
 def _polynomial(coefficients, x, y):
-    """Returns the sum of y^k (c_0k + c_1k x + ... ), and its derivatives by x and y; six coefficients for k = 0."""
+    """Returns the sum over k of y^k (c_0k + c_1k x + ...), and its derivatives by x and y, by Horner's method."""
     value = x * 0.0
     of_x = value
     of_y = value
@@ -85,7 +86,7 @@ def _polynomial(coefficients, x, y):
 
 @triton.jit
 def refract_vjp(p, refraction, v):
-    """Returns the gradient of a point from that of the direction in which a windshield shows it."""
+    """Returns the gradient of a point from the gradient v of its direction behind the windshield."""
     q, exists = refraction.direction, refraction.exists
     v_h = tl.sqrt(1.0 - q[0] * q[0]) * (v[0] - v[2] * q[0] / q[2])
     v_v = tl.sqrt(1.0 - q[1] * q[1]) * (v[1] - v[2] * q[1] / q[2])
@@ -105,7 +106,7 @@ def refract_vjp(p, refraction, v):
 
 @triton.jit
 def sine(x):
-    """Returns the sine of an angle, clamped to [-SINE_MAX, SINE_MAX]."""
+    """Returns the sine of an angle that is first clamped to [-SINE_MAX, SINE_MAX]."""
     x = tl.minimum(tl.maximum(x, -SINE_MAX), SINE_MAX)
     square = x * x
     total = constant(SINE[0], x)
