@@ -238,7 +238,7 @@ def test_render_writes_maps_beside_images(model, tmp_path, capsys):
     lengths = np.linalg.norm(np.load(tmp_path / "b" / "00001.npy"), axis=-1)
     assert lengths.max() == pytest.approx(1, abs=1e-5)
     assert cli.main([*call, str(tmp_path / "a.gif")]) == 2
-    assert "--maps: a video has no files of frames" in capsys.readouterr().err
+    assert "--maps: not for a video" in capsys.readouterr().err
 
 
 def test_announced_size_of_a_video_is_that_of_its_file(model, tmp_path, capsys):

@@ -33,7 +33,7 @@ def test_reserve_threads_leaves_pytorch_one_thread():
 
 
 def test_pick_device_rejects_a_gpu_that_does_not_exist():
-    with pytest.raises(BackendError, match="device: PyTorch finds no usable GPU"):
+    with pytest.raises(BackendError, match="device: PyTorch does not find a usable GPU"):
         pick_device(device_type="cuda")
 
 

@@ -210,7 +210,7 @@ def test_preview_is_what_tsplat_renders(tmp_path):
     expected = render(GAUSSIANS, START.camera(960, 720), background=(0.0, 0.5, 1.0)).clamp(0, 1).numpy() * 255
     assert np.abs(shown - expected).mean() < 2
     assert np.abs(shown[::-1] - expected).mean() > 4  # right side up
-    assert attributes["alt"] == "A 3D scene of 60 Gaussians, to turn and to move in."
+    assert attributes["alt"] == "An interactive 3D scene of 60 Gaussians."
 
 
 def test_previews_of_links(tmp_path):

@@ -82,7 +82,7 @@ def test_maps_of_a_wall_are_its_depth_and_normals(is_flat, tmp_path):
     torch.testing.assert_close(found["depth"][..., 0][covered], expected[covered], rtol=0.03, atol=0)
     normal = torch.tensor([math.sin(angle), 0.0, -math.cos(angle)])
     torch.testing.assert_close(found["normals"][covered], normal.expand(int(covered.sum()), 3), rtol=0, atol=1e-4)
-    with pytest.raises(ArgumentError, match=r"--maps: a video has no files of frames; write .* such as a"):
+    with pytest.raises(ArgumentError, match=r"--maps: not for a video; write .* such as a"):
         map_writer("a.mp4")
 
 

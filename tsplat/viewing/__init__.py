@@ -1,4 +1,4 @@
-"""Viewing: images, videos, camera trajectories and framing of a model. Imports nothing of `tsplat.training`."""
+"""Viewing: images, videos, camera trajectories and framing of a model. Does not import `tsplat.training`."""
 
 from ..rendering import render, render_views
 from .framing import guess_up, look_at_all

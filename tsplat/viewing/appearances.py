@@ -1,4 +1,4 @@
-"""Gaussians drawn to look at the model itself: their centers, their ellipsoids, or the directions they face."""
+"""Visualizations of a model's Gaussians: their centers, ellipsoids, or normals."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ ELLIPSE_SCALE = 0.5
 
 
 def as_centers(gaussians: Gaussians) -> Gaussians:
-    """Returns opaque Gaussians without extent at the same places, which the 2D filter makes dots of a few pixels."""
+    """Returns opaque Gaussians of zero size, which the 2D filter of the rasterizer shows as dots of a few pixels."""
     log_scales = torch.full_like(gaussians.log_scales, math.log(1e-12))
     return dataclasses.replace(_opaque(gaussians), log_scales=log_scales, antialiased=False)
 
@@ -29,7 +29,7 @@ def as_ellipsoids(gaussians: Gaussians) -> Gaussians:
 
 
 def as_normals(gaussians: Gaussians, position: Tensor) -> Gaussians:
-    """Returns the Gaussians colored (n + 1) / 2 by their shortest axis n, world frame, towards a `position`."""
+    """Returns Gaussians with colors (n + 1) / 2, where n is the shortest axis, world frame, towards a `position`."""
     quats = torch.nn.functional.normalize(gaussians.quats, dim=-1)
     w, xyz = quats[:, :1], quats[:, 1:]
     axes = torch.nn.functional.one_hot(gaussians.log_scales.argmin(-1), 3).to(quats)

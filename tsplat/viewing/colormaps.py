@@ -10,13 +10,13 @@ from ..support.extras import require
 from .markup import Html, escape
 
 DEPTH_QUANTILES = (0.01, 0.99)
-"""Quantiles of inverse depth that the colormap spans."""
+"""Quantiles of inverse depth at the ends of the colormap."""
 
 DEPTH_FLOOR = 0.15
 """Colormap position of the farthest surface; empty pixels are at 0."""
 
 ALPHA_MIN = 1 / 255
-"""Alpha above which a pixel has a depth of its own over a checkerboard."""
+"""Alpha above which the depth of a pixel is shown over a checkerboard."""
 
 CHECKS, CHECK_SIZE = (0.22, 0.32), 8
 """Gray values of a checkerboard, and the size of its squares in pixels."""
@@ -25,7 +25,7 @@ Limits = tuple[Tensor, Tensor]
 
 
 def apply_colormap(values: Tensor, name: str = "magma") -> Tensor:
-    """Maps [H, W] values in [0, 1] to a colormap of Matplotlib, such as magma. [H, W, 3] uint8, on the CPU"""
+    """Colors values [H, W] in [0, 1] by a colormap of Matplotlib. Returns [H, W, 3] uint8, on the CPU."""
     require("matplotlib")
     from matplotlib import colormaps
 
@@ -33,7 +33,7 @@ def apply_colormap(values: Tensor, name: str = "magma") -> Tensor:
 
 
 def depth_limits(depths: Tensor, alphas: Tensor) -> Limits | None:
-    """Returns the range of inverse depth that a colormap shows; None for an image that shows nothing."""
+    """Returns the range of inverse depth for the ends of a colormap; None if the image is empty."""
     inverse, seen = _inverse(depths, alphas)
     if not bool(seen.any()):
         return None
@@ -42,7 +42,7 @@ def depth_limits(depths: Tensor, alphas: Tensor) -> Limits | None:
 
 
 def color_depths(depths: Tensor, alphas: Tensor, limits: Limits | None) -> Tensor:
-    """Colors depths [H, W] by their inverse, bright is near; returns [H, W, 3] in [0, 1]."""
+    """Colors depths [H, W] by inverse depth, where bright is near; returns [H, W, 3] in [0, 1]."""
     inverse, seen = _inverse(depths, alphas)
     values = DEPTH_FLOOR + (1 - DEPTH_FLOOR) * _between(inverse, limits)
     return apply_colormap(torch.where(seen, values, 0.0)).to(depths.device).float() / 255
@@ -51,7 +51,10 @@ def color_depths(depths: Tensor, alphas: Tensor, limits: Limits | None) -> Tenso
 def color_depths_over_checks(
     depths: Tensor, alphas: Tensor, limits: Limits | None, name: str, inverted: bool = False
 ) -> Tensor:
-    """Colors depths over a checkerboard, which what is transparent shows; `inverted` if the end is far."""
+    """Colors depths over a checkerboard, by alpha. If `inverted`, the far end of the range has the last color.
+
+    Returns [H, W, 3].
+    """
     inverse, _ = _inverse(depths, alphas, ALPHA_MIN)
     values = _between(inverse, limits)
     colors = apply_colormap(1 - values if inverted else values, name).to(depths.device).float() / 255
@@ -67,13 +70,13 @@ def _between(inverse: Tensor, limits: Limits | None) -> Tensor:
 
 
 def _inverse(depths: Tensor, alphas: Tensor, alpha_min: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Returns inverse depths [H, W], and [H, W] bool, True where there is a surface."""
+    """Returns inverse depths [H, W], and a mask [H, W] of pixels that show a surface."""
     seen = alphas > alpha_min
     return torch.where(seen, 1 / depths.clamp_min(1e-12), 0.0), seen
 
 
 def color_bar(name: str, labels: Sequence[str], *, ends: tuple[float, float] = (0.0, 1.0)) -> Html:
-    """Returns a colormap of Matplotlib between two positions, as HTML, with labels at equal distances below it."""
+    """Returns a colormap of Matplotlib between two positions as HTML, with labels at equal distances below."""
     colors = apply_colormap(torch.linspace(*ends, 17, dtype=torch.float32, device="cpu")[None], name)[0].tolist()
     stops = ", ".join(f"rgb({r}, {g}, {b})" for r, g, b in colors)
     texts = Html("").join(Html(f"<span>{escape(label)}</span>") for label in labels)

@@ -1,4 +1,4 @@
-"""Framing: camera placement for a model about which only its Gaussians are known."""
+"""Framing: camera placement for a model without known cameras."""
 
 import math
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ VIEW_DIRECTION = (-0.35, -0.45, -1.0)
 """Direction from the model to the camera, in a frame with y down."""
 
 TRIMMED = 0.0025
-"""Share of the visible mass that may lie outside the image at each edge."""
+"""Fraction of the visible mass that may lie outside the image at each edge."""
 
 MARGIN = 1.12
-"""Size of the image over the size of the mass that is not trimmed."""
+"""Ratio of the image size to that of the visible mass, without the trimmed fraction."""
 
 SAMPLE = 1 << 17
-"""Number of Gaussians of a larger model by which cameras are placed."""
+"""Maximum number of Gaussians that are used to place cameras."""
 
 NEARER = (1.0, 0.75, 0.5)
-"""Distances of cameras around a model, relative to that at which it fills the image."""
+"""Distances of cameras around a model, relative to the distance at which it fills the image."""
 
 AROUND_FOV = 50.0
 """Field of view of cameras around a model, in degrees."""
 
 GROUND_MASS, GROUND_THICKNESS, GROUND_SPREAD = 0.1, 0.1, 1.5
-"""Ground holds a tenth of the mass at one end of the height, is thinner than a tenth of the height, and is wider than
-the other end by this factor."""
+"""A model has ground at one end if the tenth of the mass at this end is thinner than a tenth of the model's height, and
+wider than the tenth at the other end by this factor."""
 
 
 @in_full_precision
@@ -62,7 +62,7 @@ def place_cameras(
         framed, center = look_at_all(gaussians, width, height, fov, up)
         target = center.tolist() if target is None else target
         if eye is None:
-            # The same direction and distance, whatever the target.
+            # The direction and distance do not depend on the target.
             eye = (
                 torch.tensor(target, dtype=torch.float32, device="cpu") - center - framed[:3, :3].T @ framed[:3, 3]
             ).tolist()
@@ -107,7 +107,7 @@ def look_at_all(
     near = _near(means, weights, center)
     means, weights = means[near], weights[near]
     local = (means - center) @ rotation.T
-    # Of a single point, that of its Gaussian.
+    # A single point has the size of its Gaussian.
     size = float(local.abs().amax()) or float(visible_size(gaussians)) or 1.0
     distance = 10 * size
     shift, edges = (
@@ -131,8 +131,8 @@ def look_at_all(
 def cameras_around(gaussians: Gaussians, n: int = 60, size: int = 400) -> list[Camera]:
     """Places n cameras of `size` pixels on spheres around a model, looking at it.
 
-    They are as far away as the model fills the image, or down to half of that. Raises ArgumentError if no Gaussian is
-    visible.
+    Their distances are between that at which the model fills the image and half of it. Raises ArgumentError if no
+    Gaussian is visible.
     """
     viewmat, center = look_at_all(gaussians, size, size, AROUND_FOV)
     radius = float((viewmat[:3, :3] @ center + viewmat[:3, 3]).norm())
@@ -151,7 +151,7 @@ def cameras_around(gaussians: Gaussians, n: int = 60, size: int = 400) -> list[C
 
 
 def guess_up(gaussians: Gaussians) -> tuple[float, float, float]:
-    """Guesses the up direction of a model: -y, as structure-from-motion leaves it, or +y, as most other software does.
+    """Guesses the up direction of a model: -y, as after structure from motion, or +y, as in most other software.
 
     Returns +y only if the model stands on ground at its -y end: a thin sheet, clearly wider than the other end.
 
@@ -162,7 +162,7 @@ def guess_up(gaussians: Gaussians) -> tuple[float, float, float]:
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, q: float | Tensor) -> Tensor:
-    """Returns the smallest of values [N] at which the cumulative share of weights [N] reaches ``q`` [...]."""
+    """Returns the weighted quantiles ``q`` [...] of values [N]: the smallest values at which cumulative weight is q."""
     values, order = values.sort()
     cumulative = weights[order].cumsum(0)
     return values[torch.searchsorted(cumulative, q * cumulative[-1]).clamp_max(len(values) - 1)]
@@ -175,9 +175,9 @@ def visible_size(gaussians: Gaussians) -> Tensor:
 
 
 def visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
-    """Centers [M, 3] and weights [M] of the valid Gaussians, fp64 on the CPU.
+    """Returns the centers [M, 3] and weights [M] of the valid Gaussians, fp64 on the CPU.
 
-    Of more than 131,072, every k-th stands for all, unless none of those is visible.
+    Of more than 131,072 Gaussians, every k-th is used, unless none of these is visible.
     """
     for step in (max(1, -(-len(gaussians) // SAMPLE)), 1):
         sample = gaussians.select(slice(None, None, step))
@@ -193,8 +193,7 @@ def visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
 
 
 def _near(means: Tensor, weights: Tensor, center: Tensor) -> Tensor:
-    """Returns a mask of rows that are within three times the distance that covers nine tenths of the mass, per axis.
-    [M] bool"""
+    """Returns a mask [M] of rows within three times the distance that contains nine tenths of the mass, per axis."""
     offsets = (means - center).abs()
     reach = torch.stack([weighted_quantile(axis, weights, 0.9) for axis in offsets.unbind(-1)])
     return (offsets <= 3 * reach).all(-1)

@@ -1,4 +1,4 @@
-"""Fills HTML templates with untrusted values: everything is escaped unless it is :class:`Html` already."""
+"""Fills HTML templates with untrusted values: everything is escaped unless it is :class:`Html`."""
 
 import html
 import re
@@ -16,13 +16,13 @@ UNDECODABLE = re.compile("[\udc80-\udcff]")
 
 
 class Html(str):
-    """Text that is HTML already and is inserted into a page as it is."""
+    """HTML text, which is inserted into a page without escaping."""
 
     __slots__ = ()
 
 
 def escape(value: object) -> Html:
-    """Returns a value as HTML text, also inside quoted attributes. :class:`Html` is returned as it is.
+    """Escapes a value as HTML text, which may be inside quoted attributes. :class:`Html` is returned unchanged.
 
     Characters that HTML does not allow become U+FFFD. Bytes of file names that are not UTF-8 are shown as ``\\xNN``.
     """
@@ -34,11 +34,11 @@ def escape(value: object) -> Html:
 
 
 def fill(template: str, values: Mapping[str, Any]) -> Html:
-    """Fills a template with values, in one pass. Templates are those of Mustache, without partials.
+    """Fills a Mustache template, without partials, in one pass.
 
-    ``{{name}}`` becomes the escaped value of that name; None becomes nothing. ``{{#name}}...{{/name}}`` is repeated for
-    each mapping of a list, whose values come before those around it, or stands once if the value is a mapping or true.
-    ``{{^name}}...{{/name}}`` stands if the value is false, empty or None.
+    ``{{name}}`` is replaced by the escaped value of that name, or removed if it is None. ``{{#name}}...{{/name}}`` is
+    repeated for each mapping in a list, whose values take precedence, or rendered once if the value is a mapping or
+    true. ``{{^name}}...{{/name}}`` is rendered if the value is false, empty or None.
     """
 
     def replace(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Displays of models and images in notebooks."""
+"""Display of models and images in notebooks."""
 
 import dataclasses
 import html
@@ -22,16 +22,16 @@ from .scene_pages import write_page
 from .start_views import first_view
 
 IMAGE_SIZE = (320, 240)
-"""Size in pixels of the image of a model that is the last value of a cell."""
+"""Size in pixels of the image that a notebook shows for a model."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Display:
-    """Represents a value that a notebook shows for the last line of a cell.
+    """Value that a notebook displays if it is the last one of a cell.
 
     Attributes:
-        image: [H, W, 3] RGB, uint8 or floats: what front ends without HTML show.
-        page: The HTML page inside the frame; empty for an image.
+        image: [H, W, 3] RGB, uint8 or floats, for front ends without HTML.
+        page: HTML page that is embedded in a frame; empty for an image.
         description: Result of `repr`.
     """
 
@@ -54,14 +54,14 @@ class Display:
 
 
 def show(shown: Tensor | Gaussians | str | os.PathLike[str], *, width: int = 800, height: int = 600) -> Display:
-    """Shows an image or a model in a notebook, as the last value of a cell. Needs the extra ``io``.
+    """Displays an image or a model in a notebook, as the last value of a cell. Requires the extra ``io``.
 
-    A model is shown by the viewer of :func:`write_page`, in a frame that holds the whole page: 2.8 MB and the model are
-    stored in the notebook. Front ends without HTML show an image of it.
+    A model is shown by the viewer of :func:`write_page`, in a frame that contains the whole page: 2.8 MB and the model
+    are stored in the notebook. Front ends without HTML show an image of the model.
 
     Args:
-        shown: An image [H, W, 3] or [1, H, W, 3], uint8 or floats, which are clamped to [0, 1]; a model; or what
-            :func:`tsplat.scene.open_model` reads, whose first view is shown.
+        shown: An image [H, W, 3] or [1, H, W, 3], uint8 or floats, which are clamped to [0, 1]; a model; or a path for
+            :func:`tsplat.scene.open_model`, of which the first view is shown.
         width, height: Size of the frame of a model in pixels.
 
     Raises:
@@ -101,7 +101,7 @@ def show(shown: Tensor | Gaussians | str | os.PathLike[str], *, width: int = 800
 
 @torch.no_grad()
 def draw(gaussians: Gaussians) -> bytes | None:
-    """Returns an image of a model as a PNG file; None if there is none, as nothing is visible or Pillow is missing."""
+    """Returns an image of a model as a PNG file; None if no Gaussian is visible or it cannot be rendered."""
     try:
         return encode_png(render(gaussians, first_view(gaussians).camera(*IMAGE_SIZE)))
     except (ArgumentError, BackendError, MemoryBudgetError):

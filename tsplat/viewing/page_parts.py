@@ -28,19 +28,19 @@ PREVIEW = 960
 """Longer side of the preview image in pixels."""
 
 EYES = 1.5
-"""Height of the camera above the floor in the viewer's walk mode, in its units, which are meters."""
+"""Height of the camera above the floor in the viewer's walk mode, in the viewer's units, which are meters."""
 
-ROOM = 5.0
-"""The viewer walks in models of at least this width and depth, in meters."""
+EXTENT_MIN = 5.0
+"""Minimum width and depth of models in which the viewer can walk, in meters."""
 
 FLOOR = 10_000.0
 """Half the side of the floor, in meters."""
 
 LAYERS = 100
-"""Number of layers between the lowest Gaussians and the camera of which one is the floor."""
+"""Number of layers between the lowest Gaussians and the camera that are candidates for the floor."""
 
 STEP = 0.5
-"""Part of the way from the start of the page to an annotation that the camera goes, if no eye is given."""
+"""Fraction of the way from the start view to an annotation that the camera moves, if no eye is given."""
 
 ANNOTATIONS_MAX = 1000
 """Maximum number of annotations of a page."""
@@ -48,14 +48,14 @@ ANNOTATIONS_MAX = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Annotation:
-    """A place of a model.
+    """A point of a model with a title and a text.
 
     Attributes:
-        position: [3] the place, world frame of the model.
+        position: [3] the annotated point, world frame of the model.
         title: A short title, plain text.
         text: A longer text, plain; may be empty.
-        eye: [3] where the camera goes when the annotation is chosen, world frame; if None, from where the page starts
-            half of the way to the place.
+        eye: [3] camera position when the annotation is selected, world frame; None for the midpoint between the start
+            view's camera and the annotated point.
     """
 
     position: Sequence[float]
@@ -66,13 +66,13 @@ class Annotation:
 
 @dataclasses.dataclass(frozen=True)
 class PageExtras:
-    """Describes what a page has besides the model.
+    """Contents of a page besides the model.
 
     Attributes:
         description: Text for search engines, previews of links and screen readers; None for the number of Gaussians.
-        annotations: Numbered places with titles and texts, which the page shows.
-        walk: Height of the eyes of visitors who walk, in units of the model; None to leave walking out. They walk on a
-            level floor, at the height below the start view's camera where most of the surface is.
+        annotations: Annotations, which the page shows with numbers.
+        walk: Eye height of visitors who walk, in units of the model; None to disable walking. Visitors walk on a level
+            floor, at the height below the start view's camera that has most of the surface.
         url: Address at which the page will be. Previews of links then show an image, which is written beside the page
             with the suffix ``.jpg``.
     """
@@ -87,7 +87,7 @@ NO_EXTRAS = PageExtras()
 
 
 def preview_image(gaussians: Gaussians, start: StartView, background: Color) -> bytes:
-    """Returns what a page shows at first as a JPEG, which shows exactly the start view. Needs Pillow."""
+    """Renders the start view as a JPEG, which a page shows until the model is loaded. Requires Pillow."""
     from PIL import Image
 
     scale = PREVIEW / max(start.slopes)
@@ -100,19 +100,19 @@ def preview_image(gaussians: Gaussians, start: StartView, background: Color) -> 
 
 
 class PageFrame:
-    """The frame of a page, whose y axis points up, and whose unit is that of the model, or a meter for walking.
+    """The coordinate frame of a page. Its y axis points up; its unit is that of the model or, for walking, a meter.
 
     Attributes:
         rotation: Quaternion xyzw that rotates the model.
-        scale: Units of the page in one of the model.
+        scale: Factor from units of the model to units of the page.
         floor: Height of the floor in the page; None without walking.
     """
 
     def __init__(self, start: StartView, gaussians: Gaussians, walk: float | None = None) -> None:
-        """`walk` is the height of the eyes of visitors who walk, in units of the model.
+        """`walk` is the eye height of visitors who walk, in units of the model.
 
         Raises:
-            ArgumentError: `walk` is not positive and finite, or so large that the viewer does not walk in the model.
+            ArgumentError: `walk` is not positive and finite, or is too large for the viewer to walk in the model.
         """
         w, *xyz = quat = rotation_to_y(start.up)
         self.rotation = [*xyz, w]
@@ -127,8 +127,8 @@ class PageFrame:
         self.scale = EYES / walk
         placed = self.scale * (gaussians.means.detach().double().cpu() @ self._matrix)
         extent = float((placed.amax(0) - placed.amin(0))[[0, 2]].min())
-        if extent < ROOM:
-            most = walk * extent / ROOM
+        if extent < EXTENT_MIN:
+            most = walk * extent / EXTENT_MIN
             message = f"walk: the model is too small for this height: expected at most {most:.3g}, found {walk}"
             raise ArgumentError(message)
         areas = gaussians.scales.detach().double().cpu().topk(2, 1).values.prod(1)
@@ -136,13 +136,13 @@ class PageFrame:
         self.floor = _floor_height(placed[:, 1], weights, self.place(start.eye)[1])
 
     def place(self, point: Sequence[float]) -> list[float]:
-        """Returns a point [3] of the model's frame in the frame of the page."""
+        """Transforms a point [3] from the frame of the model to the frame of the page."""
         placed: list[float] = (self.scale * (fp64([*point]) @ self._matrix)).tolist()
         return placed
 
 
 def _floor_height(heights: Tensor, weights: Tensor, eye: float) -> float:
-    """Returns the height [] below the eye at which most of the surface [N] is; a part of a hundred is looked for."""
+    """Returns the mean height of the layer below the eye with the most surface, out of :data:`LAYERS`."""
     heights, weights = heights[heights < eye], weights[heights < eye]
     if not len(heights):
         return eye - EYES
@@ -153,9 +153,9 @@ def _floor_height(heights: Tensor, weights: Tensor, eye: float) -> float:
 
 
 def floor_address(height: float) -> str:
-    """Returns a level square at a height as binary glTF, in an address that ends in ``.glb``.
+    """Returns a data URL of a level square at a height, as binary glTF, that ends in ``.glb``.
 
-    The viewer distinguishes meshes from voxels by this end of the address, which follows the glTF as unused bytes.
+    The viewer distinguishes meshes from voxels by this suffix, which appends unused bytes to the glTF.
     """
     corners = np.array([[x, height, z] for x in (-FLOOR, FLOOR) for z in (-FLOOR, FLOOR)], np.float32)
     arrays = {"POSITION": corners, "indices": np.array([[0], [1], [2], [2], [1], [3]], np.uint32)}
@@ -173,10 +173,10 @@ def floor_address(height: float) -> str:
 
 
 def read_annotations(path: str | os.PathLike[str]) -> list[Annotation]:
-    """Reads a JSON file: a list of objects with ``position`` and ``title``, and ``text`` and ``eye`` if wanted.
+    """Reads a JSON file: a list of objects with ``position`` and ``title``, and optionally ``text`` and ``eye``.
 
     Raises:
-        FileError: The file cannot be read, or is not such a list; names the entry.
+        FileError: The file cannot be read, or is not such a list; the message names the entry.
     """
     entries = read_json(path)
     if not isinstance(entries, list) or not 0 < len(entries) <= ANNOTATIONS_MAX:
@@ -185,7 +185,7 @@ def read_annotations(path: str | os.PathLike[str]) -> list[Annotation]:
 
 
 def _annotation(entry: Any, name: str) -> Annotation:
-    """Returns the annotation of an object read from JSON; raises FileError."""
+    """Returns the annotation from a JSON object; raises FileError if it is invalid."""
     known = {field.name for field in dataclasses.fields(Annotation)}
     if not isinstance(entry, dict) or entry.keys() - known:
         unknown = sorted(entry.keys() - known) if isinstance(entry, dict) else entry
@@ -205,7 +205,7 @@ def _annotation(entry: Any, name: str) -> Annotation:
 
 
 def _is_point(value: Any) -> bool:
-    """Returns whether a value of JSON is a list of three finite numbers."""
+    """Returns whether a JSON value is a list of three finite numbers."""
     numbers = isinstance(value, list) and len(value) == 3 and all(type(x) in (int, float) for x in value)
     return numbers and all(abs(x) < 1e30 and math.isfinite(x) for x in value)
 
@@ -213,7 +213,7 @@ def _is_point(value: Any) -> bool:
 def describe_annotations(
     annotations: Sequence[Annotation], start: StartView, frame: PageFrame, fov: float
 ) -> list[dict[str, object]]:
-    """Returns annotations as the viewer reads them, with cameras of a vertical field of view in degrees."""
+    """Returns annotations in the viewer's JSON format; their cameras have the vertical field of view `fov`, degrees."""
     described: list[dict[str, object]] = []
     for annotation in annotations:
         place = fp64([*annotation.position])

@@ -1,4 +1,4 @@
-"""Panoramas: level cameras that show everything around a place, and the metadata by which players know their images."""
+"""Panoramas: level cameras that show all directions, and the metadata by which players recognize their images."""
 
 import dataclasses
 import math
@@ -12,10 +12,10 @@ from ..scene.cameras import Camera, look_at, panorama_intrinsics
 from .run_cameras import mean_up
 
 WIDTH = 2048
-"""Width of a panorama in pixels where none is given."""
+"""Default width of a panorama in pixels."""
 
 LEVEL_MIN = 1e-3
-"""Minimum length of the horizontal part of a unit viewing direction that sets the middle of a panorama."""
+"""Minimum length of the horizontal component of a unit viewing direction that determines a panorama's center."""
 
 XMP = """<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
 <rdf:Description rdf:about="" xmlns:GPano="http://ns.google.com/photos/1.0/panorama/"
@@ -36,12 +36,12 @@ def panorama_size(width: int | None, height: int | None) -> tuple[int, int]:
 def level_panoramas(
     cameras: Sequence[Camera], width: int, height: int, up: Sequence[float] | None = None
 ) -> list[Camera]:
-    """Returns panoramas from the places of cameras, whose middle is where the cameras look.
+    """Returns panoramas from the positions of cameras, whose centers show the horizontal viewing directions.
 
     Args:
-        cameras: At least one.
+        cameras: At least one camera.
         width, height: Size in pixels.
-        up: [3] direction in the world that is up in the panoramas; by default the mean of those of the cameras.
+        up: [3] world direction that is up in the panoramas; by default, the mean up direction of the cameras.
     """
     up = mean_up(cameras) if up is None else up
     up = (-cameras[0].viewmat[1, :3]).tolist() if up is None else up
@@ -50,7 +50,7 @@ def level_panoramas(
     for camera in cameras:
         rotation = camera.viewmat[:3, :3].double()
         axis = torch.nn.functional.normalize(fp64(up).to(rotation), dim=0)
-        # What is ahead of a camera that looks up is at the bottom of its image, and at the top if it looks down.
+        # The horizontal direction ahead is at the bottom of the image of a camera that looks up, else at the top.
         bottom = rotation[1] * (rotation[2] @ axis).sign()
         level = [direction - (direction @ axis) * axis for direction in (rotation[2], bottom)]
         ahead = level[0] if level[0].norm() > LEVEL_MIN else level[1]

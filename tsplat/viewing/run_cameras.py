@@ -1,4 +1,4 @@
-"""The cameras of a run: where its photographs were taken from, and framing by them."""
+"""The cameras of a run's photographs, and framing by these cameras."""
 
 import contextlib
 import math
@@ -25,7 +25,7 @@ FOV = 50.0
 """Vertical field of view in degrees if no camera defines one."""
 
 UP_MIN = 0.1
-"""Length of the mean of the cameras' up vectors from which it is used."""
+"""Minimum length of the mean of the cameras' up vectors for which it is used."""
 
 
 def find_run(model: str | os.PathLike[str]) -> Path | None:
@@ -35,7 +35,7 @@ def find_run(model: str | os.PathLike[str]) -> Path | None:
 
 
 def find_cameras(model: str | os.PathLike[str]) -> list[Camera]:
-    """Reads the cameras of the run that a model belongs to; none if there is no run, or one of an older version."""
+    """Reads the cameras of the run that a model belongs to; empty if there is no run, or it has no cameras."""
     path = _find_file(model, CAMERAS)
     return [] if path is None else read_cameras(path)
 
@@ -51,7 +51,7 @@ def find_background(model: str | os.PathLike[str]) -> Color | None:
 
 
 def _find_file(model: str | os.PathLike[str], name: str) -> Path | None:
-    """Returns the file of the run that a model belongs to; None if there is none."""
+    """Returns the path of the file `name` in the run that a model belongs to; None if there is none."""
     path = Path(model).absolute()
     for folder in (path, *path.parents[:2]):
         if is_of_run(folder) and (folder / name).is_file():
@@ -88,7 +88,7 @@ def complete_framing(
         if up is not None and (eye is None or target is None):
             position, center = frame_by_cameras(gaussians, training, up)
             target = center.tolist() if target is None else target
-            # The same direction and distance, whatever the target.
+            # The direction and distance do not depend on the target.
             eye = (
                 (position - center + torch.tensor(target, dtype=torch.float32, device="cpu")).tolist()
                 if eye is None
@@ -98,10 +98,11 @@ def complete_framing(
 
 
 def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Places a camera as those of a run are placed, so that it looks at what they look at.
+    """Places a camera like those of a run, which looks at the same point.
 
-    Returns its position, at the median distance and on the side of the camera with about the median elevation, and the
-    point that the cameras look at; each [3] fp64, world frame. Raises ArgumentError if no Gaussian is visible.
+    Returns the camera position and the point that the cameras look at, [3] fp64 each, world frame. The position is at
+    the median distance, in the direction of the camera that is closest to the median elevation and distance. Raises
+    ArgumentError if no Gaussian is visible.
     """
     positions = torch.stack([camera.position for camera in cameras])
     axes = torch.stack([camera.viewmat[2, :3].double() for camera in cameras])
@@ -120,8 +121,7 @@ def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequen
 
 
 def _visible_point(gaussians: Gaussians, positions: Tensor, axes: Tensor) -> Tensor:
-    """Returns the point at the median depth of the visible Gaussians, ahead of the camera closest to the middle of
-    all."""
+    """Returns the point ahead of the most central camera, at the median depth of the visible Gaussians."""
     means, weights = visible_mass(gaussians)
     middle = int((positions - positions.median(0).values).norm(dim=-1).argmin())
     depths = (means - positions[middle]) @ axes[middle]

@@ -1,4 +1,4 @@
-"""Protects what no command replaces: the model that it reads, and the files of a run."""
+"""Protects files that no command may overwrite: the model that it reads, and the files of a run."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ from ..scene.georeference import WORLD
 from ..support.files import raise_if_not_replaceable
 
 CAMERAS, CONFIG, METRICS, SESSIONS = "cameras.json", "config.json", "metrics.json", "run.json"
-"""Names of files in a run's folder. That of a demo has only the last two."""
+"""Names of files in a run's folder. The folder of a demo has only the last two."""
 
 RUN_RESULTS = frozenset(
     (CAMERAS, METRICS, POINT_CLOUD, "contact_sheet.png", "curve.png", "report.html", "turntable.gif", WORLD)
@@ -25,17 +25,17 @@ RUN_FOLDERS = frozenset(("checkpoints", "held_out", "inspect", "tensorboard", "w
 
 
 def is_of_run(folder: Path) -> bool:
-    """Returns whether a folder is that of a run or of a demo."""
+    """Returns whether a folder is the folder of a run or a demo."""
     return is_run(folder) or (folder / SESSIONS).is_file()
 
 
 def _indices(path: Path) -> tuple[Path, ...]:
-    """Returns a path, and what in it may be the first file of a model in a folder."""
+    """Returns a path, and the paths in it of files that describe a model in a folder."""
     return path, path / META, path / LOD_META
 
 
 def _are_same(one: Path, other: Path) -> bool:
-    """Returns whether two paths are those of one file or folder, which may have several names."""
+    """Returns whether two paths refer to the same file or folder."""
     try:
         return one == other or one.samefile(other)
     except OSError:
@@ -45,7 +45,7 @@ def _are_same(one: Path, other: Path) -> bool:
 def check_output(out: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
     """Raises FileError if writing to a path would replace a file of a run or the model that is read.
 
-    Files that a model names, such as its images, are known when they are read; see
+    Other files of a model, such as its images, are protected when they are read; see
     :func:`tsplat.support.reading.protect_inputs`.
     """
     raise_if_not_replaceable(out)

@@ -1,9 +1,9 @@
-"""Scene pages: a model with a web viewer in one HTML file, which opens from disk and loads nothing else.
+"""Scene pages: a model with a web viewer in one HTML file, which opens from disk and loads no other files.
 
-That of a streamed model loads its files, over HTTP.
+The page of a streamed model loads the model's files over HTTP.
 
-The viewer is PlayCanvas's SuperSplat Viewer, in ``web_viewer/``; ``tests/tools/web_viewer.py`` fetches it, and changes
-its shader so that it shows what tsplat renders.
+The viewer is PlayCanvas's SuperSplat Viewer, in ``web_viewer/``; ``tests/tools/web_viewer.py`` fetches it, and modifies
+its shader so that its images match those of tsplat.
 """
 
 import base64
@@ -39,25 +39,25 @@ Embedding = Literal["sog", "compressed-ply", "streamed-sog"]
 
 SUFFIXES = (".html", ".htm")
 FILE_NAMES = {"sog": "scene.sog", "compressed-ply": "scene.compressed.ply", "streamed-sog": LOD_META}
-"""Embedding -> name by which the viewer knows the format."""
+"""File name by which the viewer recognizes each format."""
 
 ENCODERS: dict[str, Callable[[Gaussians], tuple[bytes, list[str]]]] = {
     "sog": sog_content,
     "compressed-ply": compressed_ply_content,
 }
-"""Embedding -> function that returns the model and what is lost."""
+"""Function that encodes a model in each embedded format, and returns what the format cannot store."""
 
 FOLDER = Path(__file__).parent / "web_viewer"
 
 
 @dataclasses.dataclass(frozen=True)
 class ScenePage:
-    """A summary of the contents of a page.
+    """Summary of a page.
 
     Attributes:
         n_gaussians: Number of Gaussians.
-        size: Size of the file in bytes.
-        model_size: Size of the model in bytes, without base64; that of its files if it is streamed.
+        size: Size of the page in bytes.
+        model_size: Size of the model in bytes, without base64; the size of its files if it is streamed.
         lost: Properties that the format of the model cannot store, as phrases; see :func:`tsplat.scene.write_model`.
     """
 
@@ -68,7 +68,7 @@ class ScenePage:
 
 
 def is_page(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a name is that of an HTML file."""
+    """Returns whether a path has the suffix of an HTML file."""
     return Path(path).suffix.lower() in SUFFIXES
 
 
@@ -93,21 +93,20 @@ def export_page(
         model: Path that :func:`tsplat.scene.open_model` reads: a model file, a run, a checkpoint.
         out: The file, ``.html``.
         format: See :func:`write_page`.
-        view: Index or name of the view of the run that is shown at first; the first one if None. A model that does
-            not belong to a run is shown as a whole.
-        up: [3] world direction that points up; if None, that of the run's cameras, or guessed from the model.
-        background: Background color, RGB in [0, 1]; if None, that of the run's training, or black.
-        title: Title of the page; the name of `model` if None.
-        extras: Parts of the page besides the model.
-        crop: Only Gaussians whose centers lie in the box with these two corners, world frame, are written; all where
-            None.
+        view: Index or name of the run's view with which the page starts; None for the first. For a model that does not
+            belong to a run, the page starts with a view of the whole model.
+        up: [3] world direction that points up; None for that of the run's cameras, or a guess from the model.
+        background: Background color, RGB in [0, 1]; None for that of the run's training, or black.
+        title: Title of the page; None for the name of `model`.
+        extras: Contents of the page besides the model.
+        crop: Two corners of a box, world frame; only Gaussians with centers in the box are written. None for all.
         force, checkpoint: As in :func:`tsplat.scene.open_model`.
-        warn: Called with a message for each damaged checkpoint that is skipped, and where Gaussians are invalid.
+        warn: Called with a message for each damaged checkpoint that is skipped, and about invalid Gaussians.
 
     Raises:
         ArgumentError: No Gaussian lies in the box; or as :func:`write_page` and
             :func:`tsplat.viewing.start_views.first_view`.
-        FileError: The file is one of a run; or as :func:`tsplat.scene.open_model` and :func:`write_page`.
+        FileError: `out` is a file of a run; or as :func:`tsplat.scene.open_model` and :func:`write_page`.
         MissingExtraError, UnsupportedError, OSError: As :func:`tsplat.scene.open_model` and :func:`write_page`.
     """
     check_format(format)
@@ -142,23 +141,23 @@ def write_page(
 ) -> ScenePage:
     """Writes Gaussians as one HTML file that shows them in a web browser. The write is atomic.
 
+    With Pillow, the page contains an image of the start view, which it shows until the model is loaded.
+
     Args:
         path: The file, ``.html``.
         gaussians: Gaussians of SH degree 0 to 3 on any device.
-        start: View that is shown at first, and the direction that points up; if None, the whole model.
-        format: Format of the model in the page: ``"sog"``, the smaller, or ``"compressed-ply"``, which is written
-            without Pillow; or ``"streamed-sog"``, for a model in files beside the page, ``lod-meta.json`` and folders,
-            which it loads over HTTP, the coarsest level of detail first.
+        start: View with which the page starts, and the up direction; None for a view of the whole model.
+        format: Format of the model: ``"sog"``, which is smaller, or ``"compressed-ply"``, which does not require
+            Pillow, inside the page; or ``"streamed-sog"``, in files beside the page, ``lod-meta.json`` and folders,
+            which the page loads over HTTP, the coarsest level of detail first.
         background: Background color, RGB in [0, 1].
         title: Title of the page; any text.
-        extras: Parts of the page besides the model.
-
-    With Pillow, the page holds an image of the start view, which it shows until the model is loaded.
+        extras: Contents of the page besides the model.
 
     Raises:
         ArgumentError: `format` is unknown, a Gaussian is invalid or none is visible; `walk` is not positive, or too
-            large for the model; `url` is not an address of HTTP.
-        MissingExtraError: Pillow, which SOG needs, or SciPy, which levels of detail need, is not installed.
+            large for the model; `url` is not an HTTP address.
+        MissingExtraError: Pillow, which SOG requires, or SciPy, which levels of detail require, is not installed.
         UnsupportedError: The SH degree is above 3.
         FileError: The folder is not writable.
         OSError: The file cannot be written.
@@ -172,7 +171,7 @@ def write_page(
     image = path.with_suffix(".jpg")
     head = {
         "title": title,
-        "description": extras.description or f"A 3D scene of {len(gaussians):,} Gaussians, to turn and to move in.",
+        "description": extras.description or f"An interactive 3D scene of {len(gaussians):,} Gaussians.",
         "preview": Html(base64.b64encode(preview).decode()),
         "links": None if extras.url is None else _links(extras.url, image.name),
     }
@@ -194,11 +193,14 @@ def write_page(
 
 
 def followed_page(gaussians: Gaussians) -> tuple[bytes, str, bytes]:
-    """Returns a page that another page embeds and whose camera follows that of the other page; and the name and
-    content of the file that it loads, the model as SOG. Raises as :func:`write_page`."""
+    """Returns a page for embedding, whose camera follows that of the page around it, and its model.
+
+    Returns the page, and the name and the content of the file that it loads, the model as SOG. Raises as
+    :func:`write_page`.
+    """
     check_format("sog")
     model, _ = sog_content(gaussians)
-    # With y up, the page does not rotate the model, so that its frame is that of the model.
+    # With y up, the page does not rotate the model, so its frame is the model's.
     start = first_view(gaussians, up=(0.0, 1.0, 0.0))
     frame = PageFrame(start, gaussians)
     scene = _describe(start, gaussians, (0.0, 0.0, 0.0), FILE_NAMES["sog"], frame)
@@ -207,15 +209,18 @@ def followed_page(gaussians: Gaussians) -> tuple[bytes, str, bytes]:
 
 
 def page_content(scene: dict[str, Any], head: dict[str, Any], model: bytes = b"") -> bytes:
-    """Returns a page of a scene, given as :func:`_describe` returns it, with values of the template's head. The page
-    holds `model`; if that is empty, it loads the model from a file."""
+    """Returns the page of a scene.
+
+    `scene` is the result of :func:`_describe`, and `head` has values for the template's head. `model` is embedded in
+    the page; if it is empty, the page loads the model from a file.
+    """
     values = {
         **head,
         "license": escape((FOLDER / "LICENSE").read_text("utf-8")),
         "style": Html((FOLDER / "viewer.css").read_text("utf-8")),
         "viewer": Html((FOLDER / "viewer.js").read_text("utf-8")),
         "background": "rgb({}, {}, {})".format(*(round(255 * c) for c in scene["settings"]["background"]["color"])),
-        # Titles and texts of annotations may hold what ends a script.
+        # Titles and texts of annotations may contain </script>.
         "scene": Html(json.dumps(scene, allow_nan=False).replace("<", "\\u003c")),
         "model": Html(base64.b64encode(model).decode()),
     }
@@ -233,7 +238,7 @@ def check_format(format: str) -> None:
 
 
 def _preview(gaussians: Gaussians, start: StartView, background: Color, is_needed: bool) -> bytes:
-    """Returns the image of a page, empty without Pillow. Raises MissingExtraError if it is needed."""
+    """Returns the preview image of a page. Without Pillow, it is empty, or MissingExtraError is raised if needed."""
     try:
         require("PIL")
     except MissingExtraError:
@@ -244,7 +249,7 @@ def _preview(gaussians: Gaussians, start: StartView, background: Color, is_neede
 
 
 def _links(url: str, image: str) -> dict[str, str]:
-    """Returns the address of a page, and of its preview image beside it. Raises ArgumentError."""
+    """Returns the addresses of a page and of its preview image. Raises ArgumentError for an invalid address."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ArgumentError(f"url: expected an address that starts with https:// or http://, found {url!r}")
@@ -252,7 +257,7 @@ def _links(url: str, image: str) -> dict[str, str]:
 
 
 def _describe(start: StartView, gaussians: Gaussians, background: Color, name: str, frame: PageFrame) -> dict[str, Any]:
-    """Returns what the script of the page reads: settings of the viewer, and what it has no settings for."""
+    """Returns the JSON values that the page's script reads: settings of the viewer, and values without a setting."""
     disabled = ("sharpness", "bloom", "grading", "vignette", "fringing")
     return {
         "settings": {

@@ -1,4 +1,4 @@
-"""Rendering models larger than memory: the Gaussians that a camera sees, in slabs by depth if they are many."""
+"""Renders models larger than memory: only the Gaussians that a camera sees, and in slabs by depth if they are many."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ..scene.model_rows import Rows
 from .videos import OnMap, Show, render_frames
 
 SLAB = 1 << 20
-"""Gaussians that are rendered at a time."""
+"""Maximum number of Gaussians that are rendered at a time."""
 
 SAMPLE = 1 << 14
 """Number of Gaussians from which the near plane is estimated."""
 
 OPAQUE = 1e-4
-"""Transmittance below which the rasterizer stops; what is behind it is not rendered."""
+"""Transmittance below which the rasterizer stops: Gaussians behind are not rendered."""
 
 
 @torch.no_grad()
@@ -44,14 +44,14 @@ def render_large_frames(
     backend: Backend = "auto",
     on_map: OnMap | None = None,
 ) -> Iterator[Tensor]:
-    """Renders one frame per camera as :func:`render_frames` does, of rows, lazily. Invalid Gaussians are skipped.
+    """Renders rows as :func:`render_frames`: one frame per camera, lazily. Invalid Gaussians are skipped.
 
-    Each frame reads the rows to find those that the camera sees. Up to 1,048,576 of them are rendered as if the model
-    were in memory. More are sorted by depth and rendered in slabs, whose images are composited front to back; a pixel
-    differs from that of the whole model by less than the transmittance at which the rasterizer stops, 1e-4. The folder
-    is for temporary files.
+    Each frame reads all rows to find those that the camera sees. Up to 1,048,576 visible rows are rendered as if the
+    model were in memory. More are sorted by depth and rendered in slabs, whose images are composited front to back; the
+    difference to the image of the whole model is less than the transmittance at which the rasterizer stops, 1e-4. The
+    folder is for temporary files.
 
-    Raises UnsupportedError if more are seen, and depths, normals, alphas or maps are to be shown; and as
+    Raises UnsupportedError if more rows are visible and `show` is not "rgb" or maps are written; and as
     :func:`render_frames` and :meth:`Rows.ordered`.
     """
     sample = rows.sample(SAMPLE) if any(camera.near is None for camera in cameras) else None
@@ -72,12 +72,12 @@ def render_large_frames(
 
 
 def _seen(rows: Rows, camera: Camera, device: torch.device, backend: Backend) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Returns the ids of the rows that a camera sees, in their order, and their depths."""
+    """Returns the ascending indices of the rows that a camera sees, and their depths."""
     ids, depths = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
     for start, stop in rows.ranges():
         chunk = rows.read(start, stop)
         valid = chunk.valid.nonzero().squeeze(1)
-        # Without colors, which do not matter here.
+        # Colors are dropped, as only radii and depths are needed.
         plain = dataclasses.replace(chunk, shN=chunk.shN[:, :0]).select(valid)
         _, _, meta = render_views(plain.to(device), [camera], backend=backend)
         seen = (meta["radii"][0] > 0).all(-1).nonzero().squeeze(1)
@@ -87,7 +87,7 @@ def _seen(rows: Rows, camera: Camera, device: torch.device, backend: Backend) ->
 
 
 def _select(rows: Rows, ids: NDArray[np.int64]) -> Gaussians:
-    """Returns the Gaussians of increasing ids."""
+    """Returns the Gaussians of ascending indices."""
     parts = [rows.read(0, 0)]
     for start, stop in rows.ranges():
         first, last = np.searchsorted(ids, (start, stop))
@@ -105,7 +105,7 @@ def _composite(
     background: Color,
     backend: Backend,
 ) -> Tensor:
-    """Renders the rows of ids in the order of their depth, slab by slab. [H, W, 3] in [0, 1]"""
+    """Renders rows, given their indices in order of depth, slab by slab. [H, W, 3] in [0, 1]"""
     image = torch.zeros(camera.height, camera.width, 3, device=device, dtype=torch.float32)
     transmittance = torch.ones(camera.height, camera.width, 1, device=device, dtype=torch.float32)
     with rows.ordered(order, folder) as ordered:

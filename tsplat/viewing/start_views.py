@@ -1,4 +1,4 @@
-"""Start views: what a viewer shows of a model at first."""
+"""Start views: the camera with which a viewer starts."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ SIZE = (640, 480)
 """Image size in pixels for which a model without cameras is framed."""
 
 SLOPE_MAX = 1.2
-"""Largest slope of views whose camera is not a pinhole."""
+"""Maximum slope of views whose camera is not a pinhole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StartView:
     slopes: Sequence[float]
 
     def camera(self, width: int, height: int) -> Camera:
-        """Returns a camera with all of the view, of at most a right angle, as a page shows it in its window."""
+        """Returns a camera whose image contains the view, as in a page's window; its field of view is at most 90°."""
         focal = max(min(width / self.slopes[0], height / self.slopes[1]), width, height) / 2
         fov = math.degrees(2 * math.atan(height / (2 * focal)))
         return Camera(look_at(self.eye, self.target, self.up), intrinsics(width, height, fov), width, height)
@@ -46,10 +46,10 @@ class StartView:
 def first_view(
     gaussians: Gaussians, cameras: Sequence[Camera] = (), *, view: str | None = None, up: Sequence[float] | None = None
 ) -> StartView:
-    """Returns a view of a run, the first unless another is chosen, or one that shows the whole model.
+    """Returns the view `view` of a run, by default the first; without cameras, a view that shows the whole model.
 
     Args:
-        cameras: All cameras of the run; none for a model that does not belong to a run.
+        cameras: All cameras of the run; empty for a model that does not belong to a run.
         view: Index or name of the view, see :func:`tsplat.viewing.trajectories.choose_camera`.
         up: [3] world direction that points up; if None, the mean of the cameras, or guessed from the model.
 
@@ -68,14 +68,14 @@ def first_view(
     forward = camera.viewmat[2, :3].double()
     _, center = frame_by_cameras(gaussians, training, up)
     offset = center - camera.position
-    # Not behind the camera, and not at its position.
+    # The target must be in front of the camera, at a distance.
     distance = max(float(offset @ forward), 0.1 * float(offset.norm())) or 1.0
     pivot = (camera.position + distance * forward).tolist()
     return StartView(camera.position.tolist(), pivot, up, _slopes(camera))
 
 
 def check_up(up: Sequence[float] | None) -> None:
-    """Raises ArgumentError if a direction [3] is given that is zero or not finite."""
+    """Raises ArgumentError if a direction [3] is zero or not finite; None is valid."""
     if up is not None and not 0 < math.hypot(*up) < math.inf:
         raise ArgumentError(f"up: expected a finite direction that is not zero, found {list(up)}")
 
@@ -85,7 +85,7 @@ def _frame(gaussians: Gaussians, up: Sequence[float] | None) -> StartView:
     (camera,) = place_cameras(gaussians, *SIZE, FOV, up=up)
     forward, upward = camera.viewmat[2, :3].double(), -camera.viewmat[1, :3].double()
     offset = gaussians.means.double().median(0).values - camera.position
-    # Not behind the camera, and not at its position.
+    # The target must be in front of the camera, at a distance.
     target = camera.position + (max(float(offset @ forward), 1e-3 * float(offset.norm())) or 1.0) * forward
     slope = math.tan(math.radians(FOV) / 2)
     direction = list(up) if up is not None else _nearest_axis(upward)

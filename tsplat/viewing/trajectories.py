@@ -1,4 +1,4 @@
-"""Camera trajectories: orbits, spirals, paths along the cameras of a run, and cameras read from a file."""
+"""Camera trajectories: orbits, spirals, paths along the cameras of a run, and cameras from a file."""
 
 import dataclasses
 import math
@@ -22,20 +22,20 @@ from ..support.extras import require
 from ..support.reading import read_json
 
 TURNS, SWING, DIVE = 2, 0.2, 0.1
-"""Spirals: number of turns, and the amplitudes sideways and forward relative to the distance of the target."""
+"""Constants of spirals: number of turns, and amplitudes sideways and forward relative to the target's distance."""
 
 SMOOTHING, GAP = 0.02, 4.0
-"""Paths along cameras: width of the means relative to the number of cameras, and the largest distance of the last from
-the first camera of a closed path, in median steps."""
+"""Constants of paths along cameras: standard deviation of the smoothing, as a fraction of the number of cameras; and
+maximum distance from the last to the first camera of a closed path, in units of the median step."""
 
 
 def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[float], frames: int) -> Tensor:
-    """Returns the cameras of one turn around a target, starting at `eye`.
+    """Returns camera poses on a circle around a target, starting at `eye`.
 
     Args:
         eye: [3] first camera position, world frame.
         target: [3] point at the image center, world frame.
-        up: [3] axis of the turn, world frame; up in the images.
+        up: [3] axis of the circle, world frame; up in the images.
         frames: Number of cameras.
 
     Returns:
@@ -60,15 +60,15 @@ def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[flo
 def spiral_at(
     eye: Sequence[float], target: Sequence[float], up: Sequence[float], frames: int, *, inside: Sequence[Camera] = ()
 ) -> Tensor:
-    """Returns the cameras of a closed spiral around `eye` that looks at `target`.
+    """Returns camera poses on a closed spiral around `eye` that look at `target`.
 
-    The usual trajectory for forward-facing scenes (Mildenhall et al., 2019, "Local light field fusion").
+    This is the usual trajectory for forward-facing scenes (Mildenhall et al., 2019, "Local light field fusion").
 
     Args:
         eye: [3] center of the spiral, world frame.
         target, up, frames: As for :func:`orbit_around`.
-        inside: Cameras whose extent, along the axes of a camera at `eye`, limits the spiral, which is moved into it;
-            none for no limit.
+        inside: Cameras whose bounding box, along the axes of a camera at `eye`, limits the spiral, which is shifted and
+            reduced to fit; empty for no limit.
 
     Returns:
         World-to-camera matrices [frames, 4, 4].
@@ -99,10 +99,10 @@ def spiral_at(
 
 
 def path_along(cameras: Sequence[Camera], frames: int) -> Tensor:
-    """Returns the cameras of a closed path along others, which looks where they look.
+    """Returns camera poses on a closed path along cameras, with their viewing directions.
 
-    Positions, viewing directions and up directions are means of those of cameras that follow each other, so that the
-    path stays within their convex hull. If the last camera is far from the first, the path returns the same way.
+    Positions, viewing directions and up directions are weighted means over consecutive cameras, so the path stays
+    within the convex hull of their positions. If the last camera is far from the first, the path returns the same way.
 
     Args:
         cameras: In the order of the path.
@@ -112,8 +112,8 @@ def path_along(cameras: Sequence[Camera], frames: int) -> Tensor:
         World-to-camera matrices [frames, 4, 4].
 
     Raises:
-        ArgumentError: There are no cameras, `frames` is not positive, or cameras that follow each other look in
-            opposite directions.
+        ArgumentError: There are no cameras, `frames` is not positive, or consecutive cameras look in opposite
+            directions.
     """
     check_size("frames", frames)
     if not cameras:
@@ -129,7 +129,7 @@ def path_along(cameras: Sequence[Camera], frames: int) -> Tensor:
     weights = torch.softmax(-0.5 * (apart / max(1.0, SMOOTHING * n)) ** 2, -1)
     eyes, forward, up = (weights @ values for values in (positions, axes[:, 2], -axes[:, 1]))
     forward = torch.nn.functional.normalize(forward, dim=-1)
-    # A target at the scale of the positions keeps its digits, and no unit has a meaning.
+    # The distance of the target has the scale of the positions, to preserve precision in any unit.
     ahead = positions.abs().amax()
     targets = eyes + forward * (ahead if ahead > 0 else torch.ones_like(ahead))
     return torch.stack([look_at(*values) for values in zip(eyes.tolist(), targets.tolist(), up.tolist())])
@@ -138,14 +138,14 @@ def path_along(cameras: Sequence[Camera], frames: int) -> Tensor:
 def read_cameras(path: str | os.PathLike[str], world: Tensor | None = None) -> list[Camera]:
     """Reads the `cameras.json` of a run or of Inria's code: a list with width, height, position, rotation, fx and fy.
 
-    Positions and rotations (a list of rows) are camera to world; cameras look along +z, with y down. Runs add the
-    principal point `cx` and `cy`, which otherwise is the center, `camera_model`, `distortion`, the four or eight
-    coefficients of a lens, if there are any, `near`, the depth of the near plane, and `split`: train or test.
+    Positions and rotations (a list of rows) are camera to world; cameras look along +z, with y down. Runs also write
+    the principal point `cx` and `cy` (by default, the image center), `camera_model`, the four or eight coefficients
+    `distortion` of a lens with distortion, the depth `near` of the near plane, and `split`: train or test.
 
     Args:
         path: The file.
-        world: [4, 4] fp64, the similarity transform from the frame of the file to that of the cameras; None for the
-            same. It is applied in double precision, which UTM coordinates need.
+        world: [4, 4] fp64, similarity transform from the frame of the file to that of the returned cameras; None for
+            the identity. It is applied in double precision, which UTM coordinates require.
 
     Raises:
         FileError: The file cannot be read, or does not have this form.
@@ -197,7 +197,7 @@ def _camera(camera: dict[str, Any], world: Tensor | None) -> Camera:
 
 
 def cameras_of_views(train: Sequence[View], test: Sequence[View], frame: LocalFrame | None = None) -> list[Camera]:
-    """Returns the cameras of views, in the order of the views' names; in the frame of the model of a local `frame`."""
+    """Returns the cameras of views, in the order of their names, converted from the local `frame` to the model's."""
     cameras = [view.camera for view in train] + [dataclasses.replace(view.camera, is_test=True) for view in test]
     cameras = cameras if frame is None else [frame.camera_of_model(camera.to("cpu")) for camera in cameras]
     return sorted(cameras, key=lambda camera: camera.name)
@@ -208,7 +208,7 @@ def describe_cameras(
 ) -> list[dict[str, Any]]:
     """Returns the cameras of views as JSON values for :func:`read_cameras`, in the order of the views' names.
 
-    If the views are in a local `frame`, the cameras are in that of its model.
+    The cameras are converted from the local `frame` of the views to the frame of the model.
     """
     return [describe_camera(camera, i) for i, camera in enumerate(cameras_of_views(train, test, frame))]
 
@@ -235,18 +235,18 @@ def describe_camera(camera: Camera, index: int) -> dict[str, Any]:
 
 
 WRAPPED = 12
-"""Number of cameras before the first and behind the last one by which a closed path is continued."""
+"""Number of cameras by which a closed path is extended before the first and after the last camera."""
 
 
 def interpolate(
     cameras: Sequence[Camera], frames: int, *, closed: bool = False, seconds: Sequence[float] | None = None
 ) -> list[Camera]:
-    """Returns as many cameras as `frames`, at equal times, on a smooth path from the first to the last of some cameras.
+    """Returns `frames` cameras, at equal time steps, on a smooth path through the given cameras.
 
     Positions and focal lengths follow cubic splines, rotations a spline with continuous angular acceleration. The size
-    and the camera model are those of the first camera, which follows the last frame if the path is closed. `seconds`
-    are the times to each camera from the one before it, to the first one from the last, of which only the ratios count;
-    all are equal if None. Raises ArgumentError for fewer than two cameras, and for invalid numbers.
+    and the camera model are those of the first camera. A closed path returns to the first camera after the last frame.
+    `seconds` has, for each camera, the time from the previous one, or for the first, from the last; only ratios matter,
+    and None means equal times. Raises ArgumentError for fewer than two cameras, and for invalid numbers.
     """
     check_size("frames", frames)
     n = len(cameras)
@@ -259,7 +259,7 @@ def interpolate(
     from scipy.interpolate import CubicSpline
     from scipy.spatial.transform import Rotation, RotationSpline
 
-    # Splines over enough keys before and behind are those of a circle.
+    # With enough keys added at both ends, the splines are periodic.
     places = np.arange(-WRAPPED, n + WRAPPED) if closed else np.arange(n)
     keys = steps[places % n].cumsum()
     keys -= keys[places == 0]
@@ -282,7 +282,7 @@ def _size(camera: Camera) -> Tensor:
 
 
 def choose_camera(cameras: Sequence[Camera], view: str) -> Camera:
-    """Returns the camera with an index, or with the name of a photograph, with or without folder and suffix."""
+    """Returns the camera with this index, or with this photograph's name, with or without folder and suffix."""
     named = [camera for camera in cameras if camera.name == view]
     named = named or [camera for camera in cameras if view in (Path(camera.name).name, Path(camera.name).stem)]
     if len(named) == 1:

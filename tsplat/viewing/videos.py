@@ -1,4 +1,4 @@
-"""Frames and videos of a model: color, depth, normals or alpha along a list of cameras; maps of their values."""
+"""Frames and videos of a model: color, depth, normals or alpha for a list of cameras, and maps of their values."""
 
 import errno
 import itertools
@@ -31,7 +31,7 @@ from .colormaps import Limits, color_depths, depth_limits
 Show = Literal["rgb", "depth", "normals", "alpha"]
 OnMap = Callable[[int, Tensor], object]
 CODECS = {".mp4": ("-c:v", "libx264", "-crf", "10"), ".webm": ("-c:v", "libvpx-vp9", "-b:v", "0", "-crf", "24")}
-"""Suffix -> codec and quality, as options of ffmpeg: H.264 and VP9."""
+"""Options of ffmpeg for codec and quality, by file suffix: H.264 and VP9."""
 
 VIDEO_SUFFIXES = (*CODECS, ".gif")
 
@@ -49,23 +49,23 @@ def render_frames(
     """Renders one frame per camera, [H, W, 3] in [0, 1], lazily.
 
     Args:
-        gaussians: On the device to render on.
-        cameras: Those without a near plane get one that suits what they show.
-        show: `"rgb"`; `"depth"`, inverse expected depth through a colormap, bright is near, with the limits of the
-            first frame that shows anything; `"normals"`, (n + 1) / 2 for the shortest axis n of each Gaussian, in the
+        gaussians: The model, on the device to render on.
+        cameras: One camera per frame. Cameras without a near plane get one that is computed from the Gaussians.
+        show: `"rgb"`; `"depth"`, inverse expected depth through a colormap, where bright is near, with the limits of
+            the first frame that is not empty; `"normals"`, (n + 1) / 2 for the shortest axis n of each Gaussian, in the
             world frame and towards the camera; or `"alpha"`.
         background: RGB in [0, 1]; used by `"rgb"`.
         on_map: Called with the index and the values of each frame: expected depth [H, W, 1] along z, in world units;
-            unit normals [H, W, 3]; alpha [H, W, 1]; or color [H, W, 3]. Depths and normals are 0 where alpha is.
+            unit normals [H, W, 3]; alpha [H, W, 1]; or color [H, W, 3]. Depths and normals are 0 where alpha is 0.
 
     Raises:
         ArgumentError: Unknown `show`; or as :func:`tsplat.rasterization`.
-        MissingExtraError: Matplotlib, which has the colormap of depths, is not installed.
+        MissingExtraError: Matplotlib, which provides the colormap of depths, is not installed.
     """
     check_choice("show", show, get_args(Show))
     limits: Limits | None = None
     cameras = with_near_planes(cameras, gaussians.means)
-    model = CulledModel(gaussians) if len(cameras) > 1 else None  # boxes take as long as they save in one image
+    model = CulledModel(gaussians) if len(cameras) > 1 else None  # for one image, culling does not pay off
     for i, camera in enumerate(cameras):
         near: dict[str, Any] = {} if camera.near is None else {"near": camera.near}
         seen = gaussians if model is None else model.seen_by(camera, **near)
@@ -94,7 +94,7 @@ def map_writer(path: str | os.PathLike[str]) -> OnMap:
     """Returns an `on_map` that writes float32 NumPy files beside an image or into a folder of frames, atomically."""
     path = Path(path)
     if path.suffix in VIDEO_SUFFIXES:
-        raise ArgumentError(f"--maps: a video has no files of frames; write frames to a folder, such as {path.stem}")
+        raise ArgumentError(f"--maps: not for a video; write frames to a folder, such as {path.stem}")
 
     def write(i: int, values: Tensor) -> None:
         with atomic_write(path.with_suffix(".npy") if path.suffix else path / frame_name(i, ".npy")) as file:
@@ -106,8 +106,8 @@ def map_writer(path: str | os.PathLike[str]) -> OnMap:
 def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: int = 30) -> None:
     """Writes frames [H, W, 3] in [0, 1] as a video, `.mp4`, `.webm` or `.gif`, or as PNGs into a folder.
 
-    Videos are written atomically. So are the frames of a folder, all together, and those of an earlier, longer call
-    that would follow the last one are removed. Frames of `.mp4` and `.webm` are cropped to an even width and height.
+    Videos are written atomically, and so are all frames of a folder together. Later frames of an earlier, longer call
+    are removed from the folder. Frames of `.mp4` and `.webm` are cropped to an even width and height.
 
     Args:
         path: A file name with one of these suffixes, or a folder name without a suffix; folders are created.
@@ -145,12 +145,12 @@ def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: in
 
 
 def frame_name(index: int, suffix: str = ".png") -> str:
-    """Returns the name of a frame, or of its map, in a folder."""
+    """Returns the file name of a frame, or of its map, in a folder."""
     return f"{index:05d}{suffix}"
 
 
 def stale_frames(folder: Path, new: frozenset[str]) -> list[str]:
-    """Returns the names of frames and maps of an earlier call in a folder that would follow the new ones."""
+    """Returns the names of frames and maps of an earlier call whose indices follow those of the new frames."""
     stale: list[str] = []
     for i in itertools.count(sum(name.endswith(".png") for name in new)):
         left = [frame_name(i, suffix) for suffix in (".png", ".npy") if os.path.lexists(folder / frame_name(i, suffix))]
@@ -161,9 +161,9 @@ def stale_frames(folder: Path, new: frozenset[str]) -> list[str]:
 
 
 def frame_size(path: Path, width: int, height: int) -> tuple[int, int]:
-    """Returns the width and height of frames as :func:`write_frames` writes them: codecs require even ones.
+    """Returns the width and height that :func:`write_frames` writes, as codecs require even sizes.
 
-    Raises ArgumentError if they are too small for a video.
+    Raises ArgumentError if frames are too small for a video.
     """
     if path.suffix not in CODECS:
         return width, height
@@ -175,7 +175,7 @@ def frame_size(path: Path, width: int, height: int) -> tuple[int, int]:
 
 
 def default_video() -> str:
-    """Returns the name of a video: an MP4 where its encoder is installed, else a GIF, which is many times as large."""
+    """Returns a name for a video: an MP4 if its encoder is installed, otherwise a GIF, which is much larger."""
     try:
         check_video_path(Path("video.mp4"))
     except MissingExtraError:
@@ -184,7 +184,7 @@ def default_video() -> str:
 
 
 def check_video_path(path: Path) -> None:
-    """Raises ArgumentError unless :func:`write_frames` supports the suffix, MissingExtraError without its package."""
+    """Raises ArgumentError unless :func:`write_frames` supports the suffix, and MissingExtraError if it cannot."""
     if path.suffix and path.suffix not in VIDEO_SUFFIXES:
         suffixes = ", ".join(VIDEO_SUFFIXES)
         raise ArgumentError(f"{path}: expected a file name ending in {suffixes}, or a folder name without a suffix")
@@ -196,7 +196,7 @@ def check_video_path(path: Path) -> None:
 
 
 def write_gif(path: str | os.PathLike[str], frames: Iterable[Tensor], milliseconds: int = 60) -> None:
-    """Writes frames [H, W, 3] in [0, 1], which share one palette, as an endless GIF, atomically."""
+    """Writes frames [H, W, 3] in [0, 1] as a looping GIF with one palette, atomically."""
     require("PIL")
     from PIL import Image
 
@@ -223,12 +223,12 @@ def _write_video(path: Path, frames: Iterable[Tensor], fps: int) -> None:
             for frame in itertools.chain([first], frames):
                 process.stdin.write(to_bytes(frame[:height, :width]).cpu().contiguous().numpy().data)
         except BrokenPipeError:
-            pass  # ffmpeg has failed; the log says why
+            pass  # ffmpeg has failed; the reason is in the log
         except BaseException:
             process.kill()
             raise
         finally:
-            process.communicate()  # closes its input and waits for its end
+            process.communicate()  # closes its input, and waits until it ends
         if process.returncode:
             log.seek(0)
             lines = [line.partition("] ")[2] or line for line in log.read().decode(errors="replace").splitlines()]
@@ -237,7 +237,7 @@ def _write_video(path: Path, frames: Iterable[Tensor], fps: int) -> None:
 
 
 def _ffmpeg_command(out: str | os.PathLike[str], suffix: str, width: int, height: int, fps: int) -> list[str]:
-    """Returns the command that encodes RGB frames from its standard input into a file that exists."""
+    """Returns the command that encodes RGB frames from standard input into an existing file."""
     from imageio_ffmpeg import get_ffmpeg_exe
 
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]

@@ -1,4 +1,4 @@
-"""Options of viewers: the address, and the display of a training."""
+"""Options of viewers: the address, and the display of training."""
 
 import dataclasses
 from typing import Literal
@@ -6,21 +6,21 @@ from typing import Literal
 ADDRESS, PORT = "127.0.0.1", 8080
 
 DrawnBy = Literal["server", "browser"]
-"""The program that draws the images of a page: tsplat on the server, or WebGL in the browser."""
+"""Where the images of a page are drawn: by tsplat on the server, or by WebGL in the browser."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ViewOptions:
-    """Options of a viewer that shows models, or a training, in web browsers.
+    """Options of a viewer that shows models or training in web browsers.
 
     Attributes:
-        address: Address to listen at; 0.0.0.0 lets other computers in.
-        port: Port to listen at, or the next free one.
-        host_name: Name of a proxy through which others see the page. Requests may have it as `Host`, and only its own
-            pages as `Origin`.
+        address: Address to listen on; 0.0.0.0 also accepts other computers.
+        port: Port to listen on; the next free one if it is taken.
+        host_name: Host name of a proxy through which the page is reached. The viewer accepts it as `Host`, and as the
+            only other `Origin`.
         open: Open the page in a web browser on this computer.
-        paused: Wait for the page before the first step of a training.
-        stay: After the last step of a training, keep the page open until Ctrl-C.
+        paused: Start training paused, before its first step.
+        stay: Keep the page open after the last step of training, until Ctrl-C.
     """
 
     address: str = ADDRESS

@@ -148,7 +148,7 @@ def test_images_decode_to_the_sizes_of_the_views(parsed):
 @pytest.mark.usefixtures("without_charts")
 def test_quality_is_that_of_the_shown_views(page, parsed):
     text = parsed.of("section")[3][2]
-    assert "Training views have 25.50 dB, +4.51 dB against test views." in text
+    assert "The PSNR of training views is 25.50 dB, +4.51 dB compared with test views." in text
     scores = [score_regions(view.target, view.rendered) for view in page.shown]
     (first, *_), parts = scores, floater_shares(page.gaussians, [view.camera for view in page.shown])
     expected = [first["sharp"].psnr, first["flat"].psnr, first["border"].psnr, first["sharp"].ssim, first["flat"].ssim]

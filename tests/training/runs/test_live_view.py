@@ -310,7 +310,7 @@ def test_address_is_checked_before_work(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(runs, "read_run_capture", lambda *_: pytest.fail("the scene was read"))
     command = ["train", str(tmp_path), "--out", str(tmp_path / "run"), "--view", "--view-address", "192.0.2.1"]
     assert cli.main(command) == 2
-    assert "address: cannot listen at '192.0.2.1' (" in capsys.readouterr().err
+    assert "address: cannot listen on '192.0.2.1' (" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -184,7 +184,7 @@ def test_missing_and_damaged_pieces_are_noted(run):
         parsed = read(run)
         assert words in parsed.of("main")[0][2], name
         assert len(parsed.images()) == (6 if name != "run.json" else 8)
-    assert "No values over the steps were recorded." in parsed.of("main")[0][2]
+    assert "No metrics over the steps were recorded." in parsed.of("main")[0][2]
 
 
 def test_damaged_checkpoint_is_skipped(run):

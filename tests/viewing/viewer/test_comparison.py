@@ -192,7 +192,7 @@ def test_missing_photograph_is_told(client, models):
     models[0].views.pop(models[0].cameras[1].name)
     control(client, "View").use(1)
     control(client, "Compare").use("photograph")
-    assert client.status.startswith("**Compare: no photograph '1' was found; tsplat view RUN --scene SCENE names")
+    assert client.status.startswith("**Compare: the photograph '1' was not found; to give its scene")
 
 
 def test_model_with_a_single_camera(client):

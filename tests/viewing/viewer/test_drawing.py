@@ -255,7 +255,7 @@ def test_models_that_are_not_sent(session, client, monkeypatch):
     assert drawing.drawing_problem(viewed()) is None
     monkeypatch.setattr(drawing, "DRAWN_MAX", 59)
     report(session, "webgl")
-    words = "the server draws: 60 Gaussians are more than the 59 that browsers get"
+    words = "the server draws: 60 Gaussians are more than browsers draw, 59"
     wait_for(lambda: any(words in text for text in texts(client)))
     assert not control(client, "Drawn by").visible and number(session) == 0
     monkeypatch.setattr(drawing, "DRAWN_MAX", 60)  # as if the next one were smaller

@@ -69,7 +69,7 @@ def test_origins():
         assert checks.refuse(Request(f"/{checks.token}", Host="localhost:8080", Origin=origin)) is None
     for origin in ("http://localhost:9090", "http://localhost", "http://127.0.0.1:8080", "null", "http://evil.test"):
         found = checks.refuse(Request(f"/{checks.token}", Host="localhost:8080", Origin=origin))
-        assert found == "Other pages may not use the viewer.\n"
+        assert found == "Pages of other origins may not use the viewer.\n"
 
 
 def test_tokens():

@@ -110,7 +110,7 @@ def test_each_model_keeps_its_keyframes(keyframes, client, tmp_path):
 
 def test_video_has_a_size_a_rate_and_returns(keyframes, client, tmp_path):
     control(client, "Loop").use(True)
-    control(client, "Seconds in all").use(2.0)
+    control(client, "Total seconds").use(2.0)
     control(client, "Frames per second").use("10")
     control(client, "Size").use("1280×720")
     control(client, "Video file").use("path.json")
@@ -133,7 +133,7 @@ def test_video_has_a_size_a_rate_and_returns(keyframes, client, tmp_path):
 def test_replaced_video_is_asked_for(keyframes, client, tmp_path):
     (tmp_path / "video.gif").write_text("mine")
     control(client, "Video file").use("video.gif")
-    control(client, "Seconds in all").use(0.1)
+    control(client, "Total seconds").use(0.1)
     control(client, "Save video").use()
     assert (tmp_path / "video.gif").read_text() == "mine"
     assert client.status == "**video.gif exists; to replace it, click Replace video.gif**"
@@ -145,7 +145,7 @@ def test_replaced_video_is_asked_for(keyframes, client, tmp_path):
 def test_path_is_hidden_in_the_preview(keyframes, client):
     shown = []
     client.atomic = lambda: shown.append(sum(not line.removed for line in client.lines)) or contextlib.nullcontext()
-    control(client, "Seconds in all").use(0.3)
+    control(client, "Total seconds").use(0.3)
     control(client, "Preview").use()
     assert len(shown) > 2
     assert not any(shown)
@@ -153,7 +153,7 @@ def test_path_is_hidden_in_the_preview(keyframes, client):
 
 
 def test_each_keyframe_has_a_time(keyframes, client, tmp_path):
-    step, total = control(client, "Seconds to it"), control(client, "Seconds in all")
+    step, total = control(client, "Seconds to it"), control(client, "Total seconds")
     assert (step.value, total.value) == (2, 4)
     control(client, "Keyframe").use("2")
     step.use(0.5)
@@ -177,7 +177,7 @@ def test_each_keyframe_has_a_time(keyframes, client, tmp_path):
     control(client, "Move").use("Later")
     assert (control(client, "Keyframe").value, step.value) == ("3", 1)
     control(client, "Save keyframes").use()
-    control(client, "Seconds in all").use(0.1)
+    control(client, "Total seconds").use(0.1)
     control(client, "Load keyframes").use()
     assert total.value == 5
     control(client, "Keyframe").use("3")
@@ -216,4 +216,4 @@ def test_length_of_videos_is_bounded(keyframes, client):
     step = control(client, "Seconds to it")
     step.use(600.0)
     control(client, "Save video").use()
-    assert client.status == "**Seconds in all: expected at most 600, found 602**"
+    assert client.status == "**Total seconds: expected at most 600, found 602**"

@@ -186,10 +186,10 @@ def test_close_ends_calls_and_pauses(training, gaussians):
     wait_for_calls(training)
     training.pause()
     training.close()
-    with pytest.raises(RuntimeError, match="the training has ended"):
+    with pytest.raises(RuntimeError, match="training has ended"):
         other.raised()
     between_steps(training, gaussians)  # does not wait
-    with pytest.raises(RuntimeError, match="the training has ended"):
+    with pytest.raises(RuntimeError, match="training has ended"):
         Other(lambda: training.renderer.render(POSE, Settings())).raised()
 
 

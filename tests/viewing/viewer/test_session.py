@@ -258,7 +258,7 @@ def test_random_changes(models, capfd, tmp_path, monkeypatch):
     for client in clients:  # for short videos
         for _ in range(2):
             control(client, "Add keyframe").use()
-        control(client, "Seconds in all").use(0.1)
+        control(client, "Total seconds").use(0.1)
 
     def change(client):
         label = draws.choice([
@@ -266,7 +266,7 @@ def test_random_changes(models, capfd, tmp_path, monkeypatch):
             "Resolution", "Camera model", "Antialiased", "near_plane", "far_plane", "radius_clip", "eps2d",
             "Crop", "Lower corner", "Model", "Show cameras", "Go to view", "Compare", "Difference ×", "Step",
             "View", "command Next view", "Field of view", "Model file", "Export", "Add keyframe", "Preview",
-            "Keyframe", "", "Move", "Seconds to it", "Seconds in all", "Its field of view",
+            "Keyframe", "", "Move", "Seconds to it", "Total seconds", "Its field of view",
             "Remove all", "Replace", "Loop", "Show path", "Frames per second",
             "Video file", "Save video", "Keyframe file", "Save keyframes", "Load keyframes", "Reset view",
             "Whole model", "move", "canvas",

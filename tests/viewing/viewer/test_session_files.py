@@ -166,7 +166,7 @@ def test_each_kind_of_file_is_written(client, tmp_path, name):
     path = tmp_path / name
     for _ in range(2):
         control(client, "Add keyframe").use()
-    control(client, "Seconds in all").use(0.1)
+    control(client, "Total seconds").use(0.1)
     label, button = ("Model file", "Export") if name in ("a.ply", "a.html") else ("Video file", "Save video")
     if name == "keys.json":
         label, button = "Keyframe file", "Save keyframes"
@@ -214,7 +214,7 @@ def test_written_file_is_offered_for_download(client, tmp_path):
     (tmp_path / "cropped.ply").unlink()
     (tmp_path / "cropped.ply").symlink_to(secret)
     button.use()
-    assert "cropped.ply: it is no longer there; write it again" in client.status
+    assert "cropped.ply: the file no longer exists; write it again" in client.status
     assert len(client.downloads) == 1
     # What is not written is not offered.
     control(client, "Model file").use("../other.ply")
@@ -227,7 +227,7 @@ def test_video(client, tmp_path):
     for position in ((0, 0, -3), (1, 0, -3), (1, 1, -3)):
         client.camera.move(position)
         control(client, "Add keyframe").use()
-    control(client, "Seconds in all").use(0.5)
+    control(client, "Total seconds").use(0.5)
     control(client, "Video file").use("cameras.json")
     control(client, "Save video").use()
     cameras = read_cameras(tmp_path / "cameras.json")
@@ -266,7 +266,7 @@ def test_keyframes_are_saved_and_loaded(client, tmp_path):
     control(client, "Load keyframes").use()
     assert f"Read 3 keyframes from {path}" in client.statuses
     assert count.content == "3 keyframes"
-    control(client, "Seconds in all").use(0.2)
+    control(client, "Total seconds").use(0.2)
     control(client, "Video file").use("path.json")
     control(client, "Save video").use()
     path_cameras = read_cameras(tmp_path / "path.json")
@@ -285,7 +285,7 @@ def test_client_that_leaves_ends_its_preview_and_its_video(session, client, tmp_
     for x in (0, 1):
         client.camera.move((x, 0, -3))
         control(client, "Add keyframe").use()
-    control(client, "Seconds in all").use(600.0)
+    control(client, "Total seconds").use(600.0)
     control(client, "Video file").use("video.gif")
     running = threading.Thread(target=control(client, button).use)
     running.start()

@@ -1,4 +1,4 @@
-"""Callbacks of controls: actions whose errors become messages on the page."""
+"""Callbacks of controls: actions whose errors are shown as messages on the page."""
 
 import dataclasses
 import re
@@ -16,21 +16,21 @@ from .renderer import Settings
 from .viewed_models import ViewedModel
 
 Action = Callable[[], str | None]
-"""Does something, and returns a message or None."""
+"""Action of a control, which returns a message or None."""
 
 ON_SERVER = "On the computer that runs tsplat"
 UNITS = "(scene units)"
 """Parts of hints and labels."""
 
 SECONDARY = "gray"
-"""Color of buttons beside the most important ones of a tab."""
+"""Color of secondary buttons."""
 
 
 class Callbacks:
     """Runs the actions of one client's controls.
 
-    `tell` shows a message until a control is used; one about an error until it is dismissed, what failed succeeds or
-    another message takes its place. It hides an empty one.
+    `tell` shows a message, and an empty one hides it. Messages are hidden when a control is used. Errors are shown
+    until they are dismissed, the failed action succeeds, or another message replaces them.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -41,15 +41,15 @@ class Callbacks:
         self._closed = False
 
     def close(self) -> None:
-        """Drops actions that wait."""
+        """Drops pending actions."""
         self._closed = True
 
     def on_click(self, handle: Any, action: Action) -> None:
-        """Connects a button or anything else that can be clicked."""
+        """Connects a button or another clickable element."""
         handle.on_click(lambda _: self._use(action))
 
     def on_update(self, handle: Any, action: Action, *, by_client: bool = False) -> None:
-        """Connects a control, to changes by a client only or also to values that the program sets."""
+        """Connects a control to changes of its value; `by_client` ignores changes that the program makes."""
 
         def update(event: Any) -> None:
             if getattr(event, "client", None) is not None:
@@ -60,22 +60,22 @@ class Callbacks:
         handle.on_update(update)
 
     def on_long_click(self, handle: Any, action: Action) -> None:
-        """Connects a button whose action takes long: clicks are ignored while such an action runs."""
+        """Connects a button with a long action: clicks are ignored while any such action runs."""
         handle.on_click(lambda _: self._run_alone(action))
 
     def on_upload(self, handle: Any, action: Callable[[str, bytes], str]) -> None:
-        """Connects a button that uploads a file, with an action that gets its name and its content."""
+        """Connects a button that uploads a file to an action that gets the file's name and content."""
 
         def upload(event: Any) -> None:
             file = event.target.value
-            content, file.content = file.content, b""  # which viser would keep
+            content, file.content = file.content, b""  # viser would keep the content
             with self._busy:
                 self.run(partial(action, file.name, content))
 
         handle.on_upload(upload)
 
     def run(self, action: Action) -> None:
-        """Runs an action, and shows its message, or why it failed."""
+        """Runs an action, and shows its message or its error."""
         try:
             message = action()
         except (ArgumentError, OSError, RuntimeError, MemoryError) as error:
@@ -87,12 +87,12 @@ class Callbacks:
             self._tell(message)
 
     def fail(self, problem: str, cause: object) -> None:
-        """Shows a problem until it is dismissed, or until its cause succeeds."""
+        """Shows a problem until it is dismissed, or until :meth:`succeed` is called for its cause."""
         self._failed = cause
         self._tell(f"**{problem}**")
 
     def succeed(self, cause: object) -> None:
-        """Hides the problem that had this cause."""
+        """Hides the problem with this cause."""
         if self._failed == cause:
             self.dismiss()
 
@@ -102,17 +102,17 @@ class Callbacks:
         self._tell("")
 
     def _clear(self) -> None:
-        """Hides a message that is not about an error."""
+        """Hides a message that is not an error."""
         if self._failed is None:
             self._tell("")
 
     def _use(self, action: Action) -> None:
-        """Runs the action of a control that the client uses."""
+        """Runs an action because the client used its control."""
         self._clear()
         self.run_soon(action)
 
     def run_soon(self, action: Action) -> None:
-        """Runs an action, one at a time; while another one runs, it waits once, however often it is asked for."""
+        """Runs an action after pending ones, one at a time. An action that is already pending is not added again."""
         with self._lock:
             if self._waiting is not None:
                 self._waiting[action] = None
@@ -138,16 +138,17 @@ class Callbacks:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """The client of a tab, as its controls use it.
+    """The client's page, as the controls of a tab use it.
 
     Attributes:
-        model, settings: Return what is shown, and how it is rendered.
+        tell: Shows a message.
+        model, settings: Return the shown model and the settings of the renderer.
         change: Renders again.
-        move_to: Moves to a camera, all of whose image is shown.
-        write: Writes a file of a name by a function that returns what it has written, or asks before it replaces one.
-        ask: Shows a button of a label that runs an action; hides it without a label.
+        move_to: Moves to a camera, so that its whole image is visible.
+        write: Writes a file with a given name by a function, which returns a message; asks before replacing a file.
+        ask: Shows a button with a label, which runs an action; hides it without a label.
         folder: Files that the client may write and read.
-        closed: Set when the client has gone.
+        closed: Set when the client has disconnected.
     """
 
     client: Any
@@ -171,10 +172,10 @@ def name_in(handle: Any) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns the message that the command line prints for an error."""
+    """Returns the message of an error, as the command line prints it."""
     return (describe_os_error(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
 
 
 def escape_markdown(text: str) -> str:
-    """Returns a line of text as Markdown. Pages of viser run scripts in Markdown, and names of files are not ours."""
+    """Escapes a line of text for Markdown. viser runs scripts in Markdown, and file names are untrusted."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", re.sub(r"([\\`\[\]])", r"\\\1", " ".join(text.split())))

@@ -1,4 +1,4 @@
-"""The controls of cameras: going to one, frusta in the scene, and photographs compared with renders."""
+"""The controls of cameras: moving to a camera, frusta in the scene, and comparison of photographs with renders."""
 
 import math
 from functools import partial
@@ -23,18 +23,19 @@ THUMBNAIL_WIDTH = 96
 """Width in pixels of photographs in frusta."""
 
 GAINS = (1, 20)
-"""Factors by which differences are multiplied."""
+"""Range of factors by which differences are multiplied."""
 
 KNOB_DEPTH, KNOB_SIZE = 1.0, 0.02
-"""Distance of the handle of a split from the camera, and its radius."""
+"""Distance of the handle of a split from the camera, and its radius relative to half the image height."""
 
 
 AT_VIEW = 2e-4
-"""Largest distance between a camera and that of a view to be compared, in radians and in distances of the model."""
+"""Maximum difference between the client's camera and a view's camera for a comparison: in rotation matrices, and in
+positions relative to the model's distance."""
 
 
 class CamerasTab:
-    """Cameras of one client."""
+    """The tab of cameras of one client."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -52,9 +53,9 @@ class CamerasTab:
         callbacks.on_click(self._steps, lambda: (previous if self._steps.value.startswith("P") else following)())
         for key, label, step in (("P", "Previous view", previous), ("N", "Next view", following)):
             gui.add_command(label, hotkey=key).on_trigger(lambda _, step=step: callbacks.run_soon(step))
-        self._back = gui.add_button("Go to view", hint="The camera of this view again")
+        self._back = gui.add_button("Go to view", hint="Moves back to the camera of this view")
         callbacks.on_click(self._back, self._go)
-        self._mode = gui.add_dropdown("Compare", MODES, hint="With the photograph of the view, in its frame")
+        self._mode = gui.add_dropdown("Compare", MODES, hint="Compares the render with the photograph of the view")
         callbacks.on_update(self._mode, self._compare, by_client=True)
         self._gain = gui.add_slider("Difference ×", *GAINS, 1, 4, visible=False)
         callbacks.on_update(self._gain, self._compare, by_client=True)
@@ -73,13 +74,13 @@ class CamerasTab:
             handle.visible = n > 0
         self._mode.visible = n > 0 and bool(model.views or model.read_views)
         self._gain.visible = self._legend.visible = False
-        # A slider with one value is not possible.
+        # A slider cannot have a single value.
         self._index.max = max(n - 1, 1)
         self._index.value = 0
         self._show_name()
 
     def comparison(self, pose: Pose) -> Comparison | None:
-        """Returns what is compared at a pose of the canvas; None if it is not that of the chosen view."""
+        """Returns the comparison to show at a pose of the canvas; None unless it is the pose of the chosen view."""
         camera, mode = self._camera, self._mode.value
         model = self._page.model()
         tolerance = AT_VIEW * math.dist(model.eye, model.target)
@@ -115,7 +116,7 @@ class CamerasTab:
         self._go()
 
     def _go(self) -> None:
-        """Goes to the chosen view, and compares it as before."""
+        """Moves to the chosen view, and compares it in the chosen mode."""
         self._camera = self._chosen()
         self._show_name()
         if self._mode.value == "off":
@@ -124,23 +125,24 @@ class CamerasTab:
             self._compare()
 
     def _compare(self) -> None:
-        """Goes to the view, and shows what is chosen of it."""
+        """Moves to the chosen view, and shows the chosen comparison."""
         is_difference = self._mode.value == "difference"
         self._gain.visible = self._legend.visible = is_difference
         bar = color_bar(DIFFERENCE_COLORMAP, ["0", f"{1 / self._gain.value:.2g} of full intensity"])
-        self._legend.content = str(bar)  # viser sends no subclasses of str
+        self._legend.content = str(bar)  # viser does not serialize subclasses of str
         if self._mode.value == "off":
             self._page.change()
             return
         self._camera = self._chosen()
         if self._find_view(self._camera.name) is None:
             raise ArgumentError(
-                f"Compare: no photograph {self._camera.name!r} was found; tsplat view RUN --scene SCENE names its scene"
+                f"Compare: the photograph {self._camera.name!r} was not found; to give its scene folder: tsplat view "
+                "RUN --scene SCENE"
             )
         self._page.move_to(self._camera)
 
     def _place_knob(self, pose: Pose | None) -> None:
-        """Puts the handle of a split into the scene, in front of the camera; removes it without a pose."""
+        """Places the handle of a split in front of the camera; without a pose, removes it."""
         _, handle = self._knob
         if pose is None:
             if handle is not None:
@@ -163,7 +165,7 @@ class CamerasTab:
         self._knob = pose, handle
 
     def _drag(self, event: Any) -> None:
-        """Moves the split to the pointer; screen positions are in [0, 1] over the canvas."""
+        """Moves the split to the pointer; screen positions are in [0, 1] across the canvas."""
         pose, _ = self._knob
         if pose is not None and self._camera is not None:
             width, _ = fit(self._camera, pose.width, pose.height)
@@ -171,7 +173,7 @@ class CamerasTab:
             self._page.callbacks.run_soon(self._page.change)
 
     def _show_frusta(self) -> None:
-        """Draws the first cameras, if any are to be shown."""
+        """Draws the frusta of the first MAX_FRUSTA cameras, unless they are hidden."""
         cameras = self._page.model().cameras[:MAX_FRUSTA] if self._shown.value != FRUSTA[0] else []
 
         def color(index: int) -> tuple[int, int, int]:
@@ -188,12 +190,12 @@ class CamerasTab:
 
     def _find_view(self, name: str) -> View | None:
         view = self._page.model().find_view(name, self._page.tell)
-        self._page.tell("")  # the photographs are no longer being read
+        self._page.tell("")  # hides the message that photographs are being read
         return view
 
 
 def _is_at(pose: Pose, camera: Camera, tolerance: float) -> bool:
-    """Returns whether a pose is that of a camera, up to rounding on the way to a page and back."""
+    """Returns whether a pose equals that of a camera, up to rounding by the page."""
     viewmat = camera.viewmat.to(pose.viewmat)
     apart = pose.viewmat[:3, :3].T @ pose.viewmat[:3, 3] - viewmat[:3, :3].T @ viewmat[:3, 3]
     turned = (pose.viewmat[:3, :3] - viewmat[:3, :3]).abs().max()

@@ -22,7 +22,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 DIFFERENCE_COLORMAP = "magma"
 BARS = 24
-"""Gray value around the frame of a photograph."""
+"""Gray value of the bars around a photograph."""
 
 Image = np.ndarray[Any, Any]
 """[h, w, 3] uint8."""
@@ -30,7 +30,7 @@ Image = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ViewPose(Pose):
-    """The pose of a photograph, with its own intrinsics and lens."""
+    """The pose of a photograph, whose images have the intrinsics and the lens of its camera `source`."""
 
     source: Camera | None = None
 
@@ -45,12 +45,13 @@ class ViewPose(Pose):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
-    """A photograph, and how its camera's render is compared with it.
+    """A comparison of a photograph with the render of its camera.
 
     Attributes:
-        mode: Content of the image: one of the two, their difference, or a part of each.
-        split: Share of the width that shows the photograph, on the left.
-        gain: The difference at which the colormap ends is 1 / `gain`.
+        view: The view with the photograph.
+        mode: Content of the image: the photograph, the render, their difference, or a part of each.
+        split: Fraction of the width, on the left, that shows the photograph.
+        gain: Inverse of the difference at the end of the colormap.
     """
 
     view: View
@@ -67,7 +68,7 @@ class Comparison:
         divisor: int,
         is_wanted: Callable[[], bool],
     ) -> Frame:
-        """Renders the comparison for a canvas, with bars around it, and a note; else as :meth:`Renderer.render`."""
+        """Renders the comparison, with bars that fill the canvas, and a note; otherwise as :meth:`Renderer.render`."""
         view, fitting = self.view, fit(self.view.camera, *canvas)
         width, height = (min(size, limit) for size, limit in zip(fitting, (view.width, view.height), strict=True))
         if self.mode == "photograph":
@@ -109,13 +110,13 @@ class Comparison:
 
 
 def fit(camera: Camera, width: int, height: int) -> tuple[int, int]:
-    """Returns the largest width and height with the aspect ratio of a camera that fit into those of a canvas."""
+    """Returns the largest size with the aspect ratio of a camera that fits into a canvas."""
     scale = min(width / camera.width, height / camera.height)
     return max(1, round(scale * camera.width)), max(1, round(scale * camera.height))
 
 
 def letterbox(image: Image, width: int, height: int) -> Image:
-    """Returns an image with bars at two sides, so that it has the aspect ratio of a canvas."""
+    """Adds bars to two sides of an image, so that it has the aspect ratio of a canvas."""
     h, w = image.shape[:2]
     scale = max(w / width, h / height)
     full = np.full((max(h, round(scale * height)), max(w, round(scale * width)), 3), BARS, np.uint8)
@@ -126,5 +127,5 @@ def letterbox(image: Image, width: int, height: int) -> Image:
 
 @functools.lru_cache(maxsize=2)
 def _resize(view: View, width: int, height: int) -> Image:
-    """Returns the photograph of a view in another size; not to be changed."""
+    """Returns the resized photograph of a view, which callers must not modify."""
     return downscale(view.image.cpu(), width, height).numpy()

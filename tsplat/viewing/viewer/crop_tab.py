@@ -1,4 +1,4 @@
-"""The controls of the crop box, its edges in the scene, and the export of what is in it."""
+"""The controls of the crop box, its edges in the scene, and the export of the cropped model."""
 
 import itertools
 import math
@@ -19,17 +19,17 @@ from .viewed_models import ViewedModel
 
 BOX_COLOR = (255, 200, 40)
 ARROW_SCALE = 0.2
-"""Size of the arrows at the corners relative to the distance of the first camera from the point it looks at."""
+"""Size of the arrows at the corners, relative to the distance between the first camera and the point it looks at."""
 
 EDGES = np.array([
     (ends, np.where(np.arange(3) == axis, 1, ends))
     for axis in range(3) for ends in itertools.product((0, 1), repeat=3) if ends[axis] == 0
 ])  # fmt: skip
-"""[12, 2, 3] edges of a box: which corner has the coordinate of each of their ends."""
+"""[12, 2, 3] ends of the edges of a box: index of the corner, 0 or 1, that has each coordinate."""
 
 
 class CropTab:
-    """The crop box of one client."""
+    """The tab of the crop box of one client."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -40,7 +40,9 @@ class CropTab:
         self._crop = gui.add_checkbox("Crop", False, hint="Show only Gaussians with centers in the box")
         self._low = gui.add_vector3(f"Lower corner {UNITS}", (0.0, 0.0, 0.0), step=0.01)
         self._high = gui.add_vector3(f"Upper corner {UNITS}", (0.0, 0.0, 0.0), step=0.01)
-        callbacks.on_click(gui.add_button("Whole model", color=SECONDARY, hint="The box of all centers"), self._reset)
+        callbacks.on_click(
+            gui.add_button("Whole model", color=SECONDARY, hint="Sets the box to that of all centers"), self._reset
+        )
         self._option = gui.add_markdown("", visible=False)
         for handle in (self._crop, self._low, self._high):
             callbacks.on_update(handle, page.change)
@@ -49,12 +51,12 @@ class CropTab:
         callbacks.on_long_click(gui.add_button("Export"), lambda: page.write(name_in(path), self._export))
 
     def show_model(self, model: ViewedModel) -> None:
-        """Sets the box to that of a model."""
+        """Sets the box to the bounds of a model."""
         self._crop.value = False
         self._reset()
 
     def box(self) -> Box | None:
-        """Returns the box that crops, None where nothing is cropped; raises ArgumentError if it is inverted."""
+        """Returns the crop box; None if cropping is off. Raises ArgumentError if it is inverted."""
         if not self._crop.value:
             return None
         low, high = self._low.value, self._high.value
@@ -66,7 +68,7 @@ class CropTab:
         return tuple(low), tuple(high)
 
     def draw(self, box: Box | None) -> None:
-        """Draws the edges of the box into the scene, and arrows that move its corners; none if it is None."""
+        """Draws the edges of the box, and arrows that move its corners; for None, removes them."""
         if box == self._drawn:
             return
         self._drawn = box
@@ -97,12 +99,12 @@ class CropTab:
                 arrows.on_update(partial(self._drag, handle))
             return
         for arrows, corner in zip(self._arrows, box, strict=True):
-            # Not under the pointer that drags them.
+            # Arrows that are being dragged are already in place.
             if not np.allclose(arrows.position, corner, atol=self._low.step):
                 arrows.position = corner
 
     def _drag(self, handle: Any, event: Any) -> None:
-        """Moves a corner to its arrows, in steps of the control, and not beyond the other corner."""
+        """Moves a corner to its arrows, in steps of the control, but not beyond the other corner."""
         digits = round(-math.log10(handle.step))
         low, high = np.array(self._low.value), np.array(self._high.value)
         position = np.round(event.target.position, digits)
@@ -110,14 +112,14 @@ class CropTab:
         handle.value = tuple(float(value) for value in corner)
 
     def _reset(self) -> None:
-        """Sets the box to that of all centers, rounded to the steps of the controls."""
+        """Sets the box to the bounds of all centers, rounded to the steps of the controls."""
         low, high, digits = self._page.model().bounds()
         for handle, corner in ((self._low, low), (self._high, high)):
             handle.step, handle.precision = 10.0**-digits, max(digits, 0) + 2
             handle.value = corner
 
     def _show_option(self) -> None:
-        """Shows the box for the command line."""
+        """Shows the box as an option of the command line."""
         self._option.visible = False
         box = self.box()
         if box is not None:
@@ -136,7 +138,7 @@ class CropTab:
         return f"Wrote {len(gaussians):,} Gaussians, {page.size / 1e6:.1f} MB,"
 
     def _start_view(self) -> StartView:
-        """Returns the current camera, for an HTML file."""
+        """Returns the current camera as the start view of an HTML file."""
         camera = self._page.client.camera
         slope = math.tan(camera.fov / 2)
         slopes = (slope * max(camera.image_width, 1) / max(camera.image_height, 1), slope)

@@ -1,7 +1,7 @@
-"""Models that a page draws itself, by WebGL: what it loads, and what it reports.
+"""Drawing of models in the browser, by WebGL: files that a page loads, and reports that it sends.
 
-A frame below viser's canvas has a page as ``tsplat export`` writes it, which follows viser's camera. The script of
-``head.html`` makes it, and reports by requests what the browser can, and when the model is loaded.
+A frame below viser's canvas contains a page like those of ``tsplat export``, which follows viser's camera. The script
+in ``head.html`` creates it, and sends requests that report the browser's graphics and when the model is loaded.
 """
 
 import secrets
@@ -16,19 +16,19 @@ from .renderer import Settings
 from .viewed_models import ViewedModel
 
 DRAWN_MAX = 1 << 19
-"""Largest number of Gaussians that are sent to a page. So many take about 9 MB."""
+"""Maximum number of Gaussians that are sent to a page, which take about 9 MB."""
 
 SH_DEGREE_MAX = 3
-"""Largest degree that pages draw."""
+"""Maximum SH degree that pages draw."""
 
 FOLDER = "drawn"
-"""First part, behind the token, of the paths of the files that pages load and of the reports that they send."""
+"""First part, after the token, of the paths of files that pages load and of reports that they send."""
 
 Graphics = Literal["webgl", "software", "missing"]
-"""A page's first report: WebGL 2 on a GPU, without one, or none."""
+"""A page's first report: WebGL 2 on a GPU, WebGL 2 without a GPU, or no WebGL 2."""
 
 WITHOUT_WEBGL = {
-    "software": "the server draws: WebGL of this browser runs without a GPU; turn on hardware acceleration in the "
+    "software": "the server draws: WebGL of this browser runs without a GPU; enable hardware acceleration in the "
     "browser's settings",
     "missing": "the server draws: this browser has no WebGL 2",
 }
@@ -38,20 +38,20 @@ def drawing_problem(model: ViewedModel) -> str | None:
     """Returns the reason why pages cannot draw a model; None if they can."""
     gaussians = model.gaussians
     if len(gaussians) > DRAWN_MAX:
-        return f"the server draws: {len(gaussians):,} Gaussians are more than the {DRAWN_MAX:,} that browsers get"
+        return f"the server draws: {len(gaussians):,} Gaussians are more than browsers draw, {DRAWN_MAX:,}"
     if gaussians.surfels or gaussians.sh_degree > SH_DEGREE_MAX:
-        return "the server draws: browsers draw 3D Gaussians of SH degree 3 or less"
+        return "the server draws: browsers only draw 3D Gaussians of SH degree 3 or less"
     return None
 
 
 class Drawing:
-    """Manages what one page draws itself.
+    """Manages the drawing of models by one page.
 
     Args:
-        gui: Elements by which the page's script finds what to load.
-        change: Called when the page takes over drawing from the server, or the server from the page.
+        gui: Elements of the page, which tell its script what to load.
+        change: Called when drawing switches from the server to the page, or back.
         report: Called with the :data:`Graphics` of the browser.
-        note: Shows a message if no other one is shown; hides it if it is empty.
+        note: Shows a message, unless another one is shown; an empty one hides it.
         give_up: Called with a model that the page cannot draw, and the problem.
     """
 
@@ -75,7 +75,7 @@ class Drawing:
         self._show()
 
     def choose(self, model: ViewedModel | None) -> None:
-        """Makes the page load and draw a model, once a thread has prepared it; with None, the server draws again."""
+        """Lets the page load and draw a model, after a thread has prepared it; for None, the server draws again."""
         with self._lock:
             if model is self._chosen:
                 return
@@ -83,12 +83,12 @@ class Drawing:
             self._number += 1
             self._show()
         self._change()
-        self._note("" if model is None else "Preparing the model for this browser; the server draws meanwhile")
+        self._note("" if model is None else "Preparing the model for this browser; meanwhile, the server draws")
         if model is not None:
             threading.Thread(target=self._prepare, args=(model,), daemon=True).start()
 
     def _prepare(self, model: ViewedModel) -> None:
-        """Writes the files of a model, and makes the page load them if the model is still chosen."""
+        """Encodes the files of a model, and lets the page load them if the model is still chosen."""
         try:
             files = page_files(model)
         except (ArgumentError, OSError, RuntimeError, MemoryError) as error:
@@ -100,9 +100,9 @@ class Drawing:
                 self._show()
 
     def draws(self, model: ViewedModel, settings: Settings) -> bool:
-        """Returns whether the page draws a model with these settings, and sends it the near plane and background.
+        """Returns whether the page draws a model with these settings; if so, sends it the near plane and background.
 
-        Pages cannot draw with a near plane at 0, as their far plane would be there, too.
+        Pages cannot draw with a near plane at 0, as their far plane would be at 0, too.
         """
         gaussians = model.gaussians
         drawn = Settings(
@@ -122,7 +122,7 @@ class Drawing:
         return is_drawn
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
-        """Returns the type and content of a file of the page, or of the answer to a report; None for other paths."""
+        """Returns the type and content of a file for the page, or of the answer to a report; None for other paths."""
         first, _, name = path.removeprefix(f"/{FOLDER}/{self.key}/").partition("/")
         if f"/{FOLDER}/{self.key}/{first}" == path:
             threading.Thread(target=self._receive, args=(first,), daemon=True).start()
@@ -149,7 +149,7 @@ class Drawing:
             self._give_up(model, "this browser cannot show the model")
 
     def _show(self) -> None:
-        """Tells the page what to load."""
+        """Writes into the page what its script should load."""
         background, near = self._view
         number = self._number if self._files and self._chosen else ""
         self._html.content = (
@@ -159,7 +159,7 @@ class Drawing:
 
 
 def page_files(model: ViewedModel) -> dict[str, tuple[str, bytes]]:
-    """Returns the type and content of the files by which pages draw a model, the page by an empty name."""
+    """Returns the type and content of the files from which pages draw a model, by name; the page's name is empty."""
     with model.drawn_lock:
         if model.drawn is None:
             page, name, content = followed_page(model.gaussians.map(lambda tensor: tensor.cpu()))

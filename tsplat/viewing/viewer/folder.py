@@ -9,18 +9,18 @@ from pathlib import Path
 from ...errors import ArgumentError
 
 NAME_MAX = 200
-"""Length of file names."""
+"""Maximum length of file names."""
 
 TRANSFER_MAX = 1 << 30
-"""Size in bytes of a file that is offered for download, and of what a page uploads at the same time."""
+"""Maximum size in bytes of a file that is offered for download, and of all files that a page uploads at a time."""
 
 
 class NameTakenError(ArgumentError):
-    """A page would replace a file, and has not been asked for it."""
+    """Writing would replace a file, which the user has not confirmed."""
 
 
 class Folder:
-    """Confines what pages write to new files of one folder, and what they read to it and the `readable` paths."""
+    """Restricts pages to writing new files in one folder, and to reading from this folder and the `readable` paths."""
 
     def __init__(self, path: str | os.PathLike[str], readable: Sequence[Path] = ()) -> None:
         self.path = Path(path).absolute()
@@ -29,10 +29,10 @@ class Folder:
 
     @contextlib.contextmanager
     def writing(self, name: str, *, replace: bool = False) -> Iterator[Path]:
-        """Returns the path of a file or folder to write; nobody else writes it inside the block.
+        """Context manager that yields the path of a file or folder to write, and keeps other pages from writing it.
 
-        A file may be replaced if `replace` is set, folders and links never. Raises NameTakenError if there is a file of
-        this name, and ArgumentError as :func:`check_name`, or if there is a folder or a link of this name.
+        An existing file is only replaced if `replace` is set; folders and links never are. Raises NameTakenError if a
+        file of this name exists, and ArgumentError as :func:`check_name`, or if a folder or a link of this name exists.
         """
         check_name(name)
         path = self.path / name
@@ -51,8 +51,8 @@ class Folder:
                 self._busy.discard(path)
 
     def readable(self, name: str) -> Path:
-        """Returns the path of what a page may read, without telling whether there is anything elsewhere."""
-        # Without following links first: what is elsewhere is not looked at.
+        """Returns a path that a page may read. Errors for other paths do not reveal whether they exist."""
+        # The path is checked before links are followed, so that other folders are not accessed.
         path = Path(os.path.normpath(self.path / name)) if name and name.isprintable() else Path("/")
         if any(path.is_relative_to(root) for root in self._readable):
             with contextlib.suppress(OSError, RuntimeError):
@@ -62,6 +62,6 @@ class Folder:
 
 
 def check_name(name: str) -> None:
-    """Raises ArgumentError unless a page gives the name of a file, without a folder."""
+    """Raises ArgumentError unless `name` is a valid file name, without a folder."""
     if not name.isprintable() or set(name) & set("/\\:") or name.startswith(".") or not 0 < len(name) <= NAME_MAX:
         raise ArgumentError(f"expected the name of a file, without a folder or a leading dot, found {name[:80]!r}")

@@ -1,6 +1,6 @@
-"""Checks requests and messages to the web server of the viewer before viser sees them.
+"""Checks requests and messages to the viewer's web server before viser handles them.
 
-viser runs one server of the package websockets. :class:`Guard` adds to its arguments, when viser starts it.
+viser runs a server of the package websockets. :class:`Guard` changes the arguments with which viser starts it.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from .folder import TRANSFER_MAX
 from .messages import PART_MESSAGE_BYTES
 
 CLIENTS_MAX = 15
-"""Largest number of clients. Each occupies at most two of the 32 threads in which viser runs callbacks."""
+"""Maximum number of clients. Each occupies at most two of the 32 threads in which viser runs callbacks."""
 
 RATE, BURST = 200.0, 400.0
-"""Messages a second from one client, and how many of them at once. Later ones wait; a page sends about 50 a second."""
+"""Maximum messages per second of one client, and maximum burst. More messages wait; pages send about 50 per second."""
 
 HEADERS = {
     "Referrer-Policy": "no-referrer",
@@ -40,22 +40,22 @@ HEADERS = {
 
 VISER_TITLE = re.compile(rb"<title>[^<]*</title>")
 HEAD = Path(__file__).with_name("head.html")
-"""File whose content replaces viser's title: another title, and the scripts of tsplat's pages."""
+"""File whose content replaces viser's title: another title, and the style and scripts of tsplat's pages."""
 
 Answer = tuple[str, bytes]
-"""Type and content of what is sent for a path."""
+"""Content type and body of a response."""
 
 _CONNECTION: contextvars.ContextVar[Any] = contextvars.ContextVar("connection")
 _PATCHING = threading.Lock()
 
 
 class Guard:
-    """Checks the requests and the messages of one server, which listens at an address.
+    """Checks the requests and the messages of one server, which listens on an address.
 
-    Requests need a token in their path, which follows the slash of the address of the page, the name of this computer
-    or `host_name`, that of a proxy, as host, and no foreign origin. `allows` returns whether a message may pass, of the
-    client of viser that sent it (None before its first camera). `answer` returns the answer for a path behind the
-    token; None if viser answers.
+    A request must have the token as the first part of its path, a name of this computer or `host_name`, the name of a
+    proxy, as host, and no foreign origin. `allows` returns whether a message may pass, given the client of viser that
+    sent it (None before its first camera). `answer` returns the answer for a path after the token; None if viser
+    should answer.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Guard:
 
     @contextlib.contextmanager
     def guard_server(self) -> Iterator[None]:
-        """Guards the server of viser that is started inside the block."""
+        """Context manager that guards the viser server that is started in the block."""
         import viser
         from websockets.asyncio import server
 
@@ -103,31 +103,31 @@ class Guard:
 
     @staticmethod
     async def note_client(client: Any) -> None:
-        """Tells the connection whose first camera has arrived about its client."""
+        """Sets the client of the connection whose first camera has arrived."""
         _CONNECTION.get().client = client
 
     def refuse(self, request: Any) -> str | None:
-        """Returns why a request is refused; None if it is not."""
+        """Returns the reason for refusing a request; None if it is accepted."""
         hosts, origins = (request.headers.get_all(name) for name in ("Host", "Origin"))
         host = hosts[0].lower() if len(hosts) == 1 else ""
         name = _HOST.fullmatch(host)
         if name is None or not (name[1] in self._hosts or (self._any_address and _is_address(name[1]))):
             return "This is not a name of this computer. Open the address that tsplat has printed.\n"
         if origins not in ([], [f"http://{host}"], [f"https://{host}"]):
-            return "Other pages may not use the viewer.\n"
+            return "Pages of other origins may not use the viewer.\n"
         if not secrets.compare_digest(_split_path(request.path)[0].encode("utf-8", "replace"), self.token.encode()):
             return "The address has no valid token. Open the address that tsplat has printed.\n"
         return None
 
     def _process(self, serve_page: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Checks requests before viser answers them, without the token in their path."""
+        """Returns a function that checks requests, and passes them on to viser without the token in their path."""
 
         def process(connection: Any, request: Any) -> Any:
             problem = self.refuse(request)
             if problem is not None:
                 response = connection.respond(403, problem)
             elif "Upgrade" in request.headers and len(self._connections) >= CLIENTS_MAX:
-                response = connection.respond(503, f"The viewer has {CLIENTS_MAX} clients, and takes no more.\n")
+                response = connection.respond(503, f"The viewer has its maximum number of {CLIENTS_MAX} clients.\n")
             elif (answer := self.answer(_split_path(request.path)[1])) is not None:
                 response = connection.respond(200, "")
                 del response.headers["Content-Type"]
@@ -143,7 +143,7 @@ class Guard:
         return process
 
     def _set_head(self, response: Any) -> None:
-        """Adds to the head of viser's page; None and other files are left as they are."""
+        """Adds :data:`HEAD` to viser's page. None and other files are not changed."""
         if response is None or not response.headers.get("Content-Type", "").startswith("text/html"):
             return
         zipped = response.headers["Content-Encoding"] == "gzip"
@@ -154,7 +154,7 @@ class Guard:
         _set_body(response, self._bodies[zipped])
 
     def _handle(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        """Counts the connections, and lets :meth:`note_client` find the one whose messages viser handles."""
+        """Returns a handler that counts the connections, and lets :meth:`note_client` find the current one."""
 
         async def handle(connection: Any) -> None:
             if len(self._connections) >= CLIENTS_MAX:
@@ -175,7 +175,7 @@ class Guard:
         allows = self._allows
 
         class Connection(ServerConnection):
-            """Receives only messages that may pass, at a bounded rate: later ones wait in the sender."""
+            """Connection that receives only allowed messages, at a limited rate: the sender has to wait."""
 
             client: Any = None
             _credit, _last = BURST, 0.0
@@ -186,7 +186,7 @@ class Guard:
                     now = time.monotonic()
                     self._credit = min(self._credit + RATE * (now - self._last), BURST) - 1
                     self._last = now
-                    # Let others work, too, where many messages have arrived.
+                    # Yields to other tasks even if many messages have arrived.
                     await asyncio.sleep(max(-self._credit / RATE, 0.0))
                     if allows(self.client, message):
                         return message
@@ -205,7 +205,7 @@ def _set_body(response: Any, body: bytes) -> None:
 
 
 def _split_path(path: str) -> tuple[str, str]:
-    """Returns the first part of the path of a request, and the rest without what follows a question mark."""
+    """Returns the first part of a request's path, and the rest, without the query."""
     first, _, rest = path.partition("?")[0].removeprefix("/").partition("/")
     return first, f"/{rest}"
 

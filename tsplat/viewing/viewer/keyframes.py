@@ -1,4 +1,4 @@
-"""Keyframes of one client, the path along them, and how both are written to files."""
+"""Keyframes of one client, the path along them, and their files."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,17 +17,18 @@ from .poses import pose_of
 from .renderer import Pose
 
 SECONDS, SECONDS_MAX, N_MAX = 2.0, 600, 1000
-"""Time from a keyframe to the next at first, and largest length of a video and number of keyframes."""
+"""Default seconds between keyframes, maximum length of a video in seconds, and maximum number of keyframes."""
 
 GIF_PIXELS_MAX = 1 << 28
+"""Maximum number of pixels of all frames of a GIF, which is encoded in memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VideoOptions:
     """Options of a video along keyframes.
 
-    A `closed` path returns to the first keyframe. The size is that of the first keyframe if None; the vertical field
-    of view stays.
+    A `closed` path returns to the first keyframe. `size` is the width and height in pixels, None for those of the first
+    keyframe; it does not change the vertical field of view.
     """
 
     fps: int = 30
@@ -37,7 +38,7 @@ class VideoOptions:
 
 @dataclasses.dataclass
 class Keyframe:
-    """A camera of a path, and the seconds from the keyframe before; to the first of a closed path, from the last."""
+    """A camera of a path, and the seconds from the previous keyframe; for the first of a closed path, from the last."""
 
     camera: Camera
     seconds: float = SECONDS
@@ -55,26 +56,26 @@ class Keyframes:
         return [key.camera for key in self.keys]
 
     def insert(self, index: int, pose: Pose) -> None:
-        """Inserts a keyframe before that of an index; raises ArgumentError if there are too many."""
+        """Inserts a keyframe at an index; raises ArgumentError if there are too many."""
         if len(self.keys) >= N_MAX:
             raise ArgumentError(f"keyframes: expected at most {N_MAX}; remove some first")
         self.keys.insert(index, Keyframe(pose.camera(pose.width, pose.height)))
 
     def length(self, closed: bool) -> float:
-        """Returns the time of the path in seconds."""
+        """Returns the duration of the path in seconds."""
         return sum(key.seconds for key in self.keys[0 if closed else 1 :])
 
     def scale(self, seconds: float, closed: bool) -> None:
-        """Changes the duration of the path, all of which becomes faster or slower."""
+        """Changes the duration of the path by scaling all times."""
         factor = seconds / max(self.length(closed), 1e-9)
         for key in self.keys:
             key.seconds *= factor
 
     def load(self, path: Path) -> None:
-        """Replaces the keyframes by the cameras of a file, with their times if it has any.
+        """Replaces the keyframes by the cameras of a file, with the file's times if it has any.
 
         Raises FileError as :func:`tsplat.viewing.read_cameras`, or if times are invalid, and ArgumentError if there are
-        too many, or the images are too large.
+        too many cameras, or their images are too large.
         """
         cameras = read_cameras(path)
         if len(cameras) > N_MAX:
@@ -96,11 +97,11 @@ class Keyframes:
         write_cameras(path, self.cameras, [key.seconds for key in self.keys])
 
     def path(self, options: VideoOptions, frames: int | None = None) -> list[Camera]:
-        """Returns cameras along the keyframes, as many as the video has frames or as are asked for."""
+        """Returns cameras along the keyframes: `frames` of them, or one for each frame of the video."""
         length, cameras = self.length(options.closed), self.cameras
         if frames is None:
             if length > SECONDS_MAX:
-                raise ArgumentError(f"Seconds in all: expected at most {SECONDS_MAX}, found {length:g}")
+                raise ArgumentError(f"Total seconds: expected at most {SECONDS_MAX}, found {length:g}")
             frames = max(2, round(length * options.fps))
         if options.size is not None:
             cameras = [pose_of(camera, *options.size).camera(*options.size) for camera in cameras]
@@ -120,8 +121,8 @@ class Keyframes:
         pixels = len(cameras) * cameras[0].width * cameras[0].height
         if path.suffix == ".gif" and pixels > GIF_PIXELS_MAX:
             raise ArgumentError(
-                f"{path.name}: a GIF is made in memory, expected at most {GIF_PIXELS_MAX:,} pixels, found {pixels:,}; "
-                "write .mp4, or fewer seconds"
+                f"{path.name}: a GIF is encoded in memory; expected at most {GIF_PIXELS_MAX:,} pixels, found "
+                f"{pixels:,}; write .mp4, or fewer seconds"
             )
         images = (render(i, len(cameras), camera) for i, camera in enumerate(cameras))
         write_frames(path, (torch.from_numpy(image).float() / 255 for image in images), options.fps)
@@ -129,7 +130,7 @@ class Keyframes:
 
 
 def write_cameras(path: Path, cameras: Sequence[Camera], seconds: Sequence[float] = ()) -> None:
-    """Writes cameras as JSON for :func:`tsplat.viewing.read_cameras`, with the time from the one before, if given."""
+    """Writes cameras as JSON for :func:`tsplat.viewing.read_cameras`, with the times of keyframes, if given."""
     entries = [describe_camera(camera, i) for i, camera in enumerate(cameras)]
     for entry, value in zip(entries, seconds):
         entry["seconds"] = value

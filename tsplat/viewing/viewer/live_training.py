@@ -1,4 +1,4 @@
-"""A training and the pages that show it: images are rendered by the training thread, between steps."""
+"""Connects training to the pages that show it: the training thread renders images between steps."""
 
 import math
 import threading
@@ -23,25 +23,25 @@ from .training_state import Curve, Points, TrainingState
 T = TypeVar("T")
 
 SHARE = 0.25
-"""Share of the time for images while training runs and a page is visible."""
+"""Default fraction of the time for rendering images while training runs and a page is visible."""
 
 SHARE_MAX = 0.9
 
 SAVED_SECONDS = 0.1
-"""Time for images that accumulates while none is rendered."""
+"""Maximum rendering time in seconds that is saved up while no image is rendered."""
 
 IMAGE_SECONDS = 0.25
-"""Time budget of an image at rest while training runs."""
+"""Time budget in seconds of an image with the camera at rest, while training runs."""
 
 POLL_SECONDS = 0.1
-"""Time after which a paused training looks whether a signal asked it to stop."""
+"""Seconds between checks, while training is paused, of whether a signal asked it to stop."""
 
 MARK_SECONDS, N_MARKS = 0.5, 10
-"""The speed is measured over this number of intervals."""
+"""Interval in seconds, and number of intervals, over which the speed is measured."""
 
 
 class LiveRenderer(Renderer):
-    """Renders the Gaussians of a training, in its thread."""
+    """Renders the Gaussians that are being trained, in the training thread."""
 
     def __init__(self, gaussians: Gaussians, backend: Backend, training: "LiveTraining") -> None:
         super().__init__(gaussians, backend)
@@ -57,17 +57,17 @@ class LiveRenderer(Renderer):
         return self._training.call(partial(super().render, *arguments, **options), is_image=True)
 
     def cropped(self, box: Box | None) -> Gaussians:
-        """See :meth:`Renderer.cropped`; outside the training thread, a copy, which later steps do not change."""
+        """See :meth:`Renderer.cropped`; outside of the training thread, returns a copy, as steps change tensors."""
         if self._training.is_training_thread():
             return super().cropped(box)
         return self._training.call(lambda: Renderer.cropped(self, box).map(lambda tensor: tensor.clone()))
 
     def is_large(self) -> bool:
-        """Returns False, as every step changes which Gaussians are the largest in an image."""
+        """Returns False: each step changes which Gaussians matter most in an image, so none are left out."""
         return False
 
     def seen(self, camera: Camera, settings: Settings, n_max: int | None = None) -> Gaussians:
-        """Returns all Gaussians, as every step changes the boxes of those that could be culled."""
+        """Returns all Gaussians in the crop box: steps change the Gaussians, so culling boxes would not be valid."""
         return self.cropped(settings.crop)
 
 
@@ -79,7 +79,7 @@ class _Call(Future[Any]):
         self._function = function
 
     def run(self) -> None:
-        """Calls the function for the thread that waits for the result."""
+        """Calls the function and sets the result, for which another thread waits."""
         try:
             self.set_result(self._function())
         except Exception as error:
@@ -92,13 +92,13 @@ class _Call(Future[Any]):
 class LiveTraining:
     """Connects a training run to its viewer pages.
 
-    The training thread calls :meth:`between_steps`; all other threads call the other methods. Images take at most
-    :attr:`share` of the time while training runs. Without a page that asks for images, a step takes less than 0.1 ms
-    more.
+    The training thread calls :meth:`between_steps`; all other threads call the other methods. While training runs,
+    images take at most the fraction :attr:`share` of the time. If no page requests images, the overhead is less than
+    0.1 ms per step.
 
     Args:
-        gaussians: The Gaussians at first.
-        steps: Number of all steps.
+        gaussians: The initial Gaussians.
+        steps: Total number of steps.
         step: Number of steps taken.
         backend: As in :func:`tsplat.rasterization`.
         paused: Whether to wait before the first step.
@@ -106,8 +106,8 @@ class LiveTraining:
     Attributes:
         renderer: Renders the newest Gaussians.
         save: Saves a checkpoint in the training thread, and returns a message; None if there is nothing to save to.
-        result: Command that shows the result later; empty before the end.
-        measure: Context in which the training thread renders and waits.
+        result: Message with the command that shows the result; empty before the end.
+        measure: Returns a context manager in which the training thread renders and waits.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class LiveTraining:
     # The training thread
 
     def between_steps(self, step: int, gaussians: Gaussians, check: Callable[[], object] = lambda: None) -> None:
-        """Renders what pages ask for, within the share of the time, and waits while training is paused.
+        """Renders images that pages requested, within the share of the time, and waits while training is paused.
 
         Args:
             step: Number of steps taken.
@@ -161,7 +161,7 @@ class LiveTraining:
             self._marks.append((now, self.step))
 
     def serve(self, gaussians: Gaussians, seconds: float = 0.0) -> None:
-        """Renders what pages ask for, within the share of the time, and returns.
+        """Renders images that pages requested, within the share of the time, and returns.
 
         Args:
             gaussians: The current Gaussians.
@@ -170,7 +170,7 @@ class LiveTraining:
         earned = (time.perf_counter() - self._left) * self.share / (1 - self.share)
         self._credit = min(self._credit + earned, max(SAVED_SECONDS, earned))
         self._thread = threading.get_ident()
-        # Always, so that replaced tensors are freed.
+        # Also if no image is rendered, so that replaced tensors are freed.
         self.renderer.show(gaussians)
         if (call := self._next(seconds)) is not None:
             with self.measure():
@@ -180,7 +180,7 @@ class LiveTraining:
         self._left = time.perf_counter()
 
     def stay(self, gaussians: Gaussians, check: Callable[[], object]) -> None:
-        """Renders what pages ask for after the last step, until an exception of `check` or :meth:`close`."""
+        """Renders images that pages request after the last step, until `check` raises or :meth:`close` is called."""
         self._finished = True
         self.pause()
         while not self._closed:
@@ -196,7 +196,7 @@ class LiveTraining:
             self._n_gaussians.add(step, n_gaussians)
 
     def record_psnr(self, step: int, psnr: float) -> None:
-        """Records a step of an earlier part of the training for the plots."""
+        """Records a step of an earlier session of training for the plots."""
         with self._condition:
             self._psnr.add(step, psnr)
 
@@ -212,7 +212,7 @@ class LiveTraining:
             call.set_exception(_ended())
 
     def _next(self, seconds: float) -> _Call | None:
-        """Returns a call that is due; waits for one."""
+        """Returns the next call that is due, after waiting for at most `seconds`; None if there is none."""
         with self._condition:
             if seconds:
                 self._condition.wait_for(lambda: self._images or self._others or not self.paused, seconds)
@@ -230,8 +230,8 @@ class LiveTraining:
             is_image: Whether the duration counts as time for images.
 
         Raises:
-            RuntimeError: The training has ended.
-            Exception: What the function raises.
+            RuntimeError: Training has ended.
+            Exception: As the function raises.
         """
         if self.is_training_thread():
             return function()
@@ -245,16 +245,16 @@ class LiveTraining:
         return result
 
     def is_training_thread(self) -> bool:
-        """Returns whether the caller is the thread that trains."""
+        """Returns whether the caller is the training thread."""
         return self._thread == threading.get_ident()
 
     @property
     def paused(self) -> bool:
-        """Returns whether training waits for :meth:`resume` or :meth:`take_step`."""
+        """Whether training waits for :meth:`resume` or :meth:`take_step`."""
         return self._allowed == 0
 
     def pause(self) -> None:
-        """Lets training wait after the current step."""
+        """Pauses training after the current step."""
         self._allow(0)
 
     def resume(self) -> None:
@@ -262,14 +262,14 @@ class LiveTraining:
         self._allow(math.inf)
 
     def take_step(self) -> None:
-        """Lets training take a step, and then wait."""
+        """Lets training take one step, and then pause."""
         self._allow(1)
 
     def set_share(self, share: float) -> None:
-        """Sets the share of the time for images while training runs.
+        """Sets the fraction of the time for images while training runs.
 
         Raises:
-            ArgumentError: It is not between 0 and 0.9.
+            ArgumentError: The share is not between 0 and 0.9.
         """
         if not 0 <= share <= SHARE_MAX:
             raise ArgumentError(f"share: expected a number from 0 to {SHARE_MAX}, found {share}")
@@ -282,11 +282,11 @@ class LiveTraining:
 
     @property
     def seconds_at_rest(self) -> float | None:
-        """Time budget of an image at rest: None, for full size, while training is paused."""
+        """Time budget in seconds of an image at rest; None, for full size, while training is paused."""
         return None if self.paused else IMAGE_SECONDS
 
     def state(self) -> TrainingState:
-        """Returns the newest values."""
+        """Returns the current state."""
         with self._condition:
             loss, psnr = self._values or (None, None)
             marks = list(self._marks)
@@ -318,9 +318,9 @@ class LiveTraining:
             self._condition.notify_all()
 
     def _render(self, function: Callable[[], T]) -> T:
-        """Calls a function whose duration counts as time for images, unless training is paused."""
+        """Calls a function, whose duration counts as time for images unless training is paused."""
         if self.renderer.gaussians.means.is_cuda:
-            torch.cuda.synchronize()  # or the rest of the step would count as time for the image
+            torch.cuda.synchronize()  # otherwise, the rest of the step would count as time for the image
         start, was_paused = time.perf_counter(), self.paused
         try:
             return function()
@@ -330,4 +330,4 @@ class LiveTraining:
 
 
 def _ended() -> RuntimeError:
-    return RuntimeError("the training has ended")
+    return RuntimeError("training has ended")

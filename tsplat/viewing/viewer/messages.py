@@ -1,4 +1,4 @@
-"""Checks the messages that a page sends: a few types, whose numbers, texts and sizes are bounded."""
+"""Checks the messages of pages: only a few types are allowed, with limits on numbers, texts and sizes."""
 
 import io
 import math
@@ -11,24 +11,26 @@ from .folder import TRANSFER_MAX
 from .renderer import SIDE_MAX
 
 TEXT_MAX = 4096
-"""Length of texts."""
+"""Maximum length of texts."""
 
 MESSAGE_BYTES = 1 << 16
+"""Maximum size of messages, except those with a part of a file."""
+
 PART_BYTES = 1 << 19
-"""Size of the parts in which pages of viser send files."""
+"""Size of the parts in which viser's pages upload files."""
 
 PART_MESSAGE_BYTES = PART_BYTES + (1 << 12)
-"""Size of a message with such a part, and of all other messages."""
+"""Maximum size of a message with a part of a file."""
 
 RENDER_MAX = 4096
-"""Width and height of the images that pages draw, which are tiny."""
+"""Maximum width and height of images that pages render; actual ones are tiny."""
 
 
 Check = Callable[[Any], bool]
 
 
 class _Part(TypedDict):
-    """A part of a file, as which large messages are read."""
+    """Schema of a part of a file, the only large message."""
 
     type: str
     source_component_uuid: str
@@ -38,10 +40,10 @@ class _Part(TypedDict):
 
 
 def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
-    """Returns whether a message may pass to viser, from a client that has sent it, or None before its first camera.
+    """Returns whether a message may be passed to viser. `client` has sent it; None before its first camera.
 
-    The message is as received from the network: bytes of msgpack, if it is valid. `tell` is called with a message for
-    the user where a control gets a value that it cannot have.
+    The message is as received from the network: bytes of msgpack, if it is valid. If a control gets an invalid value,
+    `tell` is called with a message for the user.
     """
     import msgspec
 
@@ -64,7 +66,7 @@ def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
 
 
 def _is_upload(client: Any, content: dict[str, Any], tell: Callable[[str], object]) -> bool:
-    """Returns whether a file, or a part of one, goes to a control that takes files, and is not too large."""
+    """Returns whether an upload, or a part of it, is for a control that accepts files, and is not too large."""
     uploads, uuid = client.gui._current_file_upload_states, content["transfer_uuid"]
     if "content" in content:
         upload = uploads.get(uuid)
@@ -74,7 +76,7 @@ def _is_upload(client: Any, content: dict[str, Any], tell: Callable[[str], objec
         return False
     total = size + sum(upload["total_bytes"] for upload in uploads.values())
     if total > TRANSFER_MAX:
-        tell(f"**{content['filename']}: expected at most {TRANSFER_MAX:,} bytes at the same time, found {total:,}**")
+        tell(f"**{content['filename']}: expected uploads of at most {TRANSFER_MAX:,} bytes, found {total:,}**")
     return bool(total <= TRANSFER_MAX)
 
 
@@ -92,7 +94,7 @@ def _is_gui_update(client: Any, content: dict[Any, Any], tell: Callable[[str], o
 
 
 def find_problem(handle: Any, value: Any) -> str | None:
-    """Returns what a control expects; None if it can have a value."""
+    """Returns a description of the values that a control accepts; None if it accepts `value`."""
     current = handle.value
     options = getattr(handle, "options", None)
     if options is not None:
@@ -103,7 +105,7 @@ def find_problem(handle: Any, value: Any) -> str | None:
         return None if isinstance(value, str) and len(value) <= TEXT_MAX else f"at most {TEXT_MAX} characters"
     if isinstance(current, tuple):
         if isinstance(current[0], int):  # a color
-            return None if _list(len(current), _number(0, 255))(value) else "bytes"
+            return None if _list(len(current), _number(0, 255))(value) else "numbers from 0 to 255"
         return None if _list(len(current), _is_coordinate)(value) else f"numbers of at most {MAGNITUDE_MAX:g}"
     low, high = (getattr(handle, name, None) for name in ("min", "max"))
     low, high = -MAGNITUDE_MAX if low is None else low, MAGNITUDE_MAX if high is None else high
@@ -137,7 +139,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_image(value: Any) -> bool:
-    """Returns whether bytes are a small JPEG, or none, which means that the page could not draw."""
+    """Returns whether bytes are a small JPEG, or empty, which means that the page could not render."""
     from PIL import Image
 
     if not isinstance(value, bytes) or not value:
@@ -177,7 +179,7 @@ FIELDS: dict[str, Check] = {
     **dict.fromkeys(("name", "owner", "uuid", "render_uuid", "source_component_uuid", "transfer_uuid"), _is_text),
     **dict.fromkeys(("filename", "mime_type"), _is_text),
 }
-"""The values that a field can have, in every message that has it."""
+"""Check of the value of each field, in all messages."""
 
 DRAG = "phase name instance_index start_position start_screen_pos end_position end_screen_pos button modifier owner"
 MESSAGES = {
@@ -192,4 +194,4 @@ MESSAGES = {
     "FileTransferStartUpload": "source_component_uuid transfer_uuid filename mime_type part_count size_bytes",
     "FileTransferPart": "source_component_uuid transfer_uuid part_index content",
 }
-"""Fields of the messages that a page sends. It also sends ``GuiUpdateMessage``, whose value depends on the control."""
+"""Fields of each message of a page, except ``GuiUpdateMessage``, whose value depends on the control."""

@@ -1,4 +1,4 @@
-"""The controls that one client sees beside the image."""
+"""The panel of controls beside a client's image."""
 
 import dataclasses
 import threading
@@ -23,22 +23,22 @@ FULL_SCREEN = (
     'onclick="document.fullscreenElement ? document.exitFullscreen() : document.documentElement.requestFullscreen()"'
     ">Full screen</button></div>"
 )
-"""A button of the page alone, as browsers show a page in full screen only while it is clicked."""
+"""A button in HTML, as browsers enter full screen only in the handler of a click on the page."""
 
 MOVING = (
     '<div style="padding: 0 0.7em 0.5em; font-size: 0.875em">'
     '<span class="tsplat-mouse">Drag to turn, with the right button to move; wheel to zoom. Keys: arrows turn, '
     'W A S D, Q E move.</span><span class="tsplat-touch">One finger turns, two fingers move and zoom.</span></div>'
 )
-"""Both are there; the styles of the page show one of them."""
+"""Help for mouse and touch; the page's style shows one of both."""
 
 
 @dataclasses.dataclass
 class Actions:
-    """Actions of the controls. Messages that actions return are shown, and so are errors.
+    """Actions of the controls. Messages that they return, and their errors, are shown.
 
-    `open_model` reads a file and adds its model; `upload` does the same for a name and a content. Both are None where
-    this is not possible. `set_fov` takes degrees, vertically.
+    `open_model` reads a file and adds its model; `upload` does the same for the name and content of a file. Both are
+    None if models cannot be added. `set_fov` takes the vertical field of view in degrees.
     """
 
     change: Callable[[], None]
@@ -54,7 +54,7 @@ class Actions:
 
 
 class Panel:
-    """The controls of one client, except those of tabs that others add, such as `add_training`."""
+    """The controls of one client. Other tabs are added by :meth:`add_tab` and `add_training`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Panel:
             self._add_view()
 
     def add_tab(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context in which the controls of a tab are added."""
+        """Returns a context manager in which the controls of a new tab are added."""
         tab: AbstractContextManager[Any] = self._tabs.add_tab(name)
         return tab
 
@@ -101,7 +101,7 @@ class Panel:
 
     @property
     def divisor(self) -> int:
-        """Factor by which images are smaller than the canvas."""
+        """Factor by which images are smaller than the canvas, as chosen."""
         return RESOLUTIONS[self._resolution.value]
 
     def settings(self) -> Settings:
@@ -124,17 +124,17 @@ class Panel:
 
     @property
     def drawn_by(self) -> str:
-        """The program that is to draw the images, ``"server"`` or ``"browser"``."""
+        """The choice of where images are drawn, ``"server"`` or ``"browser"``."""
         return DRAWN_BY[self._drawn_by.value]
 
     def offer_drawing(self, offered: bool, drawn_by: str | None = None) -> None:
-        """Shows or hides the choice of what draws the images, and chooses if asked to."""
+        """Shows or hides the choice of where images are drawn, and sets it to `drawn_by`, if given."""
         self._drawn_by.visible = offered
         if drawn_by is not None and drawn_by != self.drawn_by:
             self._drawn_by.value = next(label for label, value in DRAWN_BY.items() if value == drawn_by)
 
     def add_model(self, model: ViewedModel) -> None:
-        """Adds a model to choose from, and chooses it."""
+        """Adds a model to the list, and selects it."""
         self._models.append(model)
         self.model_name.options = [model.name for model in self._models]
         self.model_name.visible = True
@@ -146,7 +146,7 @@ class Panel:
         self._show_title(model)
         red, green, blue = (round(255 * value) for value in model.background)
         self._background.value = (red, green, blue)
-        # A slider with one value is not possible.
+        # A slider cannot have a single value.
         self._sh_degree.max = max(gaussians.sh_degree, 1)
         self._sh_degree.value = gaussians.sh_degree
         self._sh_degree.visible = gaussians.sh_degree > 0
@@ -163,7 +163,7 @@ class Panel:
         self._fov.value = min(max(model.fov, FOV_RANGE[0]), FOV_RANGE[1])
 
     def show_ready(self) -> None:
-        """Removes what covers the page until the first image, or the reason why there is none, has been sent."""
+        """Removes the cover of the page, once the first image or an error has been sent."""
         if not self._is_ready:
             self._is_ready = True
             self._show_title(self.model)
@@ -177,7 +177,7 @@ class Panel:
         self._status.content = "  \n".join(escape_markdown(line) for line in lines)
 
     def show_depths(self, depths: tuple[float, float] | None) -> None:
-        """Shows the scale of an image: nearest and farthest depth of the colormap; that of alpha if it is None."""
+        """Shows the color bar of an image, given the nearest and farthest depth; for None, that of alpha."""
         alpha = self._show.value == "alpha"
         self._legend.visible = alpha or depths is not None
         if depths is not None:
@@ -191,13 +191,13 @@ class Panel:
             self._legend.content = str(color_bar(self._colormap.value, ["0", "alpha", "1"]))
 
     def show_message(self, text: str) -> None:
-        """Shows a line below, between double asterisks in bold and with a button that hides it; hides an empty one."""
+        """Shows a message below the status; an empty one hides it. One in `**` is bold, with a button that hides it."""
         with self._message_lock:
             self._is_note = False
             self._set_message(text)
 
     def show_note(self, text: str) -> None:
-        """Shows a line in place of the last note, but not of a message, which an empty line does not hide either."""
+        """Shows a note, unless a message is shown; an empty one hides the last note, but no message."""
         with self._message_lock:
             if self._is_note or not self._message.visible:
                 self._is_note = True
@@ -213,19 +213,19 @@ class Panel:
         self._message.visible, self._dismiss.visible = bool(text), bool(bold)
 
     def ask(self, label: str | None, action: Action) -> None:
-        """Shows a button that runs an action, such as one that replaces a file; hides it without a label."""
+        """Shows a button that runs an action, such as replacing a file; hides it without a label."""
         self._confirmed = action
         self._confirm.label, self._confirm.visible = label or "", label is not None
 
     def offer(self, name: str | None, action: Action) -> None:
-        """Shows a button that downloads a file by an action; hides it without a name."""
+        """Shows a button whose action downloads a file; hides it without a name."""
         self._offered = action
         self._offer.label, self._offer.visible = f"Download {name}", name is not None
 
     def _add_opening(self, open_model: Callable[[str], str], upload: Callable[[str, bytes], str]) -> None:
         gui = self._gui
         with gui.add_folder("Another model", expand_by_default=False):
-            path = gui.add_text("Model to open", "", hint=f"Anything that tsplat view shows. {ON_SERVER}")
+            path = gui.add_text("Model to open", "", hint=f"Any path that tsplat view accepts. {ON_SERVER}")
             self._callbacks.on_long_click(gui.add_button("Open"), lambda: open_model(name_in(path)))
             hint = f"A model of this computer, up to {TRANSFER_MAX >> 30} GiB; or drop one on the page"
             self._callbacks.on_upload(gui.add_upload_button("Upload a file", color=SECONDARY, hint=hint), upload)
@@ -234,15 +234,15 @@ class Panel:
         gui = self._gui
         gui.add_html(MOVING)
         self._callbacks.on_click(
-            gui.add_button("Reset view", hint="Camera, field of view and up direction as at first"),
+            gui.add_button("Reset view", hint="Resets the camera, the field of view and the up direction"),
             self._actions.reset_view,
         )
         self._callbacks.on_click(
-            gui.add_button("Reset up", color=SECONDARY, hint="Turns the camera upright; it stays where it is"),
+            gui.add_button("Reset up", color=SECONDARY, hint="Turns the camera upright, without moving it"),
             self._actions.reset_up,
         )
         self._callbacks.on_click(
-            gui.add_button("Up from this view", color=SECONDARY, hint="What points up in the image becomes up"),
+            gui.add_button("Up from this view", color=SECONDARY, hint="Makes up in the image the up direction"),
             self._actions.set_up,
         )
         self._callbacks.on_long_click(
@@ -254,7 +254,7 @@ class Panel:
         self._colormap = self._control(gui.add_dropdown("Colormap", list(COLORMAPS), visible=False))
         self._legend = gui.add_html("", visible=False)
         self._inverted = self._control(gui.add_checkbox("Inverted", False, visible=False))
-        self._fixed = gui.add_checkbox("Fixed range", False, visible=False, hint="Otherwise that of each image")
+        self._fixed = gui.add_checkbox("Fixed range", False, visible=False, hint="Otherwise, each image has its own")
         self._callbacks.on_update(self._fixed, self._fix_range)
         self._nearest, self._farthest = (
             self._control(gui.add_number(label, value, min=0.0, max=MAGNITUDE_MAX, visible=False))
@@ -264,7 +264,7 @@ class Panel:
         self._sh_degree = self._control(gui.add_slider("SH degree", 0, 1, 1, 0))
         self._background = self._control(gui.add_rgb("Background", (0, 0, 0)))
         self._resolution = self._control(gui.add_dropdown("Resolution", list(RESOLUTIONS)))
-        hint = "This browser draws by WebGL, with its GPU; what it cannot show, such as depth, the server draws"
+        hint = "This browser draws with WebGL on its GPU; the server draws what it cannot show, such as depth"
         self._drawn_by = gui.add_dropdown("Drawn by", list(DRAWN_BY), visible=False, hint=hint)
         self._callbacks.on_update(self._drawn_by, self._actions.draw_by)
         self._fov = gui.add_slider("Field of view (°)", *FOV_RANGE, 1, 50, hint="Vertical")
@@ -281,20 +281,20 @@ class Panel:
             self._eps2d = self._control(gui.add_number("eps2d (px²)", defaults.eps2d, min=0.0, max=100.0, step=0.05))
 
     def _show_range(self) -> None:
-        """Shows the controls of what is shown."""
+        """Shows the controls that apply to the shown quantity."""
         is_depth = self._show.value in DEPTHS
         self._colormap.visible = is_depth or self._show.value == "alpha"
         self._inverted.visible = self._fixed.visible = is_depth
         self._nearest.visible = self._farthest.visible = is_depth and self._fixed.value
 
     def _fix_range(self) -> None:
-        """Starts with the range of the newest image."""
+        """Fixes the range of the colormap, starting with that of the newest image."""
         if self._fixed.value and self._range is not None:
             self._nearest.value, self._farthest.value = (float(f"{depth:.3g}") for depth in self._range)
         self._show_range()
         self._actions.change()
 
     def _control(self, handle: Any) -> Any:
-        """Returns a control after connecting it, so that a change of its value renders again."""
+        """Connects a control, so that changes of its value render again, and returns it."""
         self._callbacks.on_update(handle, self._actions.change)
         return handle

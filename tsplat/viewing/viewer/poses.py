@@ -1,4 +1,4 @@
-"""Cameras of viser and cameras of tsplat, which have the same axes."""
+"""Conversions between cameras of viser and of tsplat, which have the same axes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ from .renderer import Pose
 FOV_MAX = math.radians(179)
 
 PANORAMA_FOV = math.radians(75)
-"""Vertical field of view with which a viewer looks from where a panorama was taken."""
+"""Vertical field of view of the viewer at the position of a panorama."""
 
 FOV_RANGE = (5, 150)
-"""Vertical fields of view to choose from, in degrees."""
+"""Range of vertical fields of view that can be chosen, in degrees."""
 
 FRUSTUM_SCALE = 0.05
-"""Size of a drawn camera relative to the distance of the first camera of a model from the point it looks at."""
+"""Size of a drawn camera, relative to the distance between a model's first camera and the point it looks at."""
 
 HIDDEN = 1.5
-"""Distance from the client's camera, in sizes, up to which cameras are not drawn."""
+"""Distance from the client's camera, in units of the size of a drawn camera, within which cameras are hidden."""
 
 
 def wxyz_of(viewmat: Tensor) -> np.ndarray[Any, Any]:
@@ -37,7 +37,7 @@ def wxyz_of(viewmat: Tensor) -> np.ndarray[Any, Any]:
 
 
 def vertical_fov(camera: Camera) -> float:
-    """Returns the vertical field of view in radians; :data:`PANORAMA_FOV` of a panorama, for which there is none."""
+    """Returns the vertical field of view in radians; :data:`PANORAMA_FOV` for a panorama."""
     if camera.is_panorama:
         return PANORAMA_FOV
     half = 0.5 * camera.height / float(camera.K[1, 1])
@@ -45,13 +45,13 @@ def vertical_fov(camera: Camera) -> float:
 
 
 def fitting_fov(camera: Camera, width: int, height: int) -> float:
-    """Returns the vertical field of view in radians at which a canvas shows all of the image of a camera."""
+    """Returns the vertical field of view in radians at which a canvas shows the whole image of a camera."""
     bars = max(height * camera.width / (max(width, 1) * camera.height), 1.0)
     return min(2 * math.atan(bars * math.tan(vertical_fov(camera) / 2)), FOV_MAX)
 
 
 def pose_of(camera: Camera, width: int | None = None, height: int | None = None) -> Pose:
-    """Returns the pose of a camera, with a canvas of another size if it is given."""
+    """Returns the pose of a camera, by default for a canvas of the image's size."""
     return Pose(camera.viewmat, vertical_fov(camera), width or camera.width, height or camera.height)
 
 
@@ -66,7 +66,7 @@ def client_pose(camera: Any) -> Pose:
 
 
 class Frusta:
-    """Cameras in the scene of a client. Those at the client's own camera are hidden, as they cover its image."""
+    """Frusta of cameras in the scene of a client. Frusta at the client's camera are hidden, as they cover the image."""
 
     def __init__(self, page: Page, name: str) -> None:
         self._page, self._name, self.allowed = page, name, True
@@ -81,9 +81,9 @@ class Frusta:
         color: Callable[[int], tuple[int, int, int]],
         image: Callable[[int], np.ndarray[Any, Any] | None] = lambda _: None,
     ) -> None:
-        """Draws cameras in place of those before. `choose` is called with the index of one that is clicked.
+        """Draws cameras in place of the previous ones. `choose` is called with the index of a camera that is clicked.
 
-        Each has a color RGB and a photograph [h, w, 3] uint8, or None, by its index.
+        `color` and `image` return the color RGB and the photograph [h, w, 3] uint8, or None, of an index.
         """
         for handle, _ in self._drawn:
             handle.remove()
@@ -107,7 +107,7 @@ class Frusta:
         self.hide()
 
     def hide(self) -> None:
-        """Hides the cameras that cover the image, and shows the others."""
+        """Hides the frusta that cover the image, and shows the others."""
         eye = self._page.client.camera.position
         for handle, camera in self._drawn:
             visible = self.allowed and math.dist(camera.position.tolist(), eye) > HIDDEN * self._scale

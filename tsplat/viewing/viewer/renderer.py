@@ -1,4 +1,4 @@
-"""Images for the viewer: a model, a camera and settings in, an image within a time budget out."""
+"""Renders images for the viewer, within a time budget."""
 
 import dataclasses
 import math
@@ -35,27 +35,27 @@ COLORMAPS = ("turbo", "viridis", "magma", "gray")
 CAMERA_MODELS = ("pinhole", "ortho", "fisheye", "equirectangular")
 
 DIVISOR_MAX = 8
-"""Largest factor by which an image is made smaller to save time."""
+"""Maximum factor by which an image is made smaller to save time."""
 
 SLOWER_MAX = 1.25
-"""Images are not made smaller to save less than this factor of their time."""
+"""Minimum ratio of times for which an image is made smaller."""
 
 LARGE, LARGE_SECONDS = 1 << 18, 0.15
-"""Number of Gaussians up to which all are rendered, and the least time budget of an image of more: they show those that
-matter most in it, and better the more there are."""
+"""Number of Gaussians above which images may leave out the less important ones, and minimum time budget of such an
+image: the quality depends on how many are rendered."""
 
 LEVEL = math.sqrt(2)
-"""Factor between numbers of Gaussians. Images of one number are traced and replayed."""
+"""Ratio between successive numbers of rendered Gaussians. Images with the same number are traced once and replayed."""
 
 SLOW, FAST, SETTLED = 1.2, 0.6, 5
-"""Times relative to the budget above and below which the number changes, and how many images of a number come first."""
+"""The number of Gaussians changes if the time, relative to the budget, is above SLOW or below FAST, after at least
+SETTLED images with the same number."""
 
 SIDE_MAX, PIXELS_MAX = 16384, 1 << 24
-"""Largest width or height of a canvas, and number of pixels of an image; larger ones are made smaller."""
+"""Maximum width or height of a canvas, and maximum number of pixels of an image; larger images are reduced."""
 
 N_SAMPLES, N_NEWEST = 24, 3
-"""Number of measured times that predictions are based on, and of those of one size; a single slow image does not
-change the prediction."""
+"""Number of measured times on which predictions are based, in total and per image size, of which the median is used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,16 +63,17 @@ class Settings:
     """Settings of the renderer.
 
     Attributes:
-        show: Color, depth divided by alpha, depth, alpha, or the normals, centers or ellipses of the Gaussians.
+        show: Quantity to show: color, expected depth (divided by alpha), accumulated depth, alpha, or the normals,
+            centers or ellipses of the Gaussians.
         colormap: Colormap of Matplotlib for depth and alpha.
-        depths: Nearest and farthest depth of the colormap, world units; those of the image if None.
-        inverted: Whether the end of the colormap is far.
-        sh_degree: Highest degree of spherical harmonics to use; all of the model's if None.
+        depths: Nearest and farthest depth of the colormap, world units; None for those of the image.
+        inverted: Whether far depths have the last color of the colormap.
+        sh_degree: Highest degree of spherical harmonics to use; None for all of the model's degrees.
         background: RGB in [0, 1].
-        antialiased: Whether to compensate the opacity for the 2D low-pass filter; as the model says if None.
-        model: Camera model, as of :class:`tsplat.scene.Camera`.
+        antialiased: Whether to compensate opacities for the 2D low-pass filter; None for the model's setting.
+        model: Camera model, see :class:`tsplat.scene.Camera`.
         near, far, radius_clip, eps2d: As in :func:`tsplat.rasterization`.
-        crop: Only Gaussians whose centers lie in this box are rendered; all if None.
+        crop: Only Gaussians with centers in this box are rendered; None for all.
 
     Raises:
         ArgumentError: A value is out of range.
@@ -132,9 +133,10 @@ class Pose:
             raise ArgumentError(f"fov: expected radians between 0 and pi, found {self.fov}")
 
     def camera(self, width: int, height: int, model: CameraModel = "pinhole") -> Camera:
-        """Returns the camera of an image of another size. Orthographic cameras see what they see at distance 1.
+        """Returns the camera for an image of this size.
 
-        Panoramas show 360 degrees in the width, and nothing above and below them on canvases that are too high.
+        Orthographic cameras have the extent of the pinhole camera at distance 1. Panoramas show 360 degrees
+        horizontally, and are empty above and below on canvases that are too high.
         """
         if model == "equirectangular":
             K = panorama_intrinsics(width, height)
@@ -152,12 +154,12 @@ class Frame:
 
     Attributes:
         image: [h, w, 3] uint8.
-        divisor: Factor by which it is smaller than the canvas.
-        is_full: Whether it would be the same without a time budget.
-        seconds: Time it took.
+        divisor: Factor by which the image is smaller than the canvas.
+        is_full: Whether the image would be the same without a time budget.
+        seconds: Time of rendering.
         visible: Number of Gaussians in the image.
-        n_largest: Number of Gaussians that were chosen for the image to save time; None if all were rendered.
-        note: Description of what it shows besides the model.
+        n_largest: Number of Gaussians to which the image was limited to save time; None if all were rendered.
+        note: Description of the image if it does not only show the model.
         depths: Nearest and farthest depth of the colormap; None if there is no colormap.
     """
 
@@ -175,7 +177,7 @@ class Renderer:
     """Renders a model within a time budget. Thread-safe: one image at a time.
 
     Args:
-        gaussians: On the device to render on.
+        gaussians: The model, on the device to render on.
         backend: As in :func:`tsplat.rasterization`.
     """
 
@@ -197,16 +199,16 @@ class Renderer:
         divisor_min: int = 1,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Frame:
-        """Renders an image in less time where all of it is predicted to take too long.
+        """Renders an image, with reduced quality if it is predicted to exceed the time budget.
 
-        Of more than 262,144 Gaussians, those that show most are rendered, at least so many. If that is not enough, the
-        image is made smaller by a whole factor.
+        For models of more than 262,144 Gaussians, only the most important ones are rendered, at least this number. If
+        this is not enough, the image is made smaller by an integer factor.
 
         Args:
-            seconds: Time budget, of large models at least 0.15; None for all Gaussians at full size, of at most
-                16,777,216 pixels.
-            divisor_min: Least factor by which to make the image smaller.
-            is_wanted: Whether the image is still wanted when those before it are done.
+            seconds: Time budget, which is at least 0.15 for large models; None for all Gaussians at full size, of at
+                most 16,777,216 pixels.
+            divisor_min: Minimum factor by which the image is smaller than the canvas.
+            is_wanted: Returns whether the image is still wanted after earlier ones have been rendered.
 
         Raises:
             ArgumentError: As :func:`tsplat.rasterization`.
@@ -230,7 +232,7 @@ class Renderer:
             gaussians = self.seen(camera, settings, n_max)
             image, visible, depths = self._rasterize(gaussians, camera, settings)
             taken = time.perf_counter() - start
-            if n_max == self._n_max:  # images at rest do not predict those of fewer Gaussians
+            if n_max == self._n_max:  # times of images at rest do not predict those with fewer Gaussians
                 self._samples.append((width * height, taken))
                 self._n_settled += 1
         n_largest = n_max if n_max == len(gaussians) else None
@@ -238,7 +240,7 @@ class Renderer:
         return Frame(image, divisor, is_full, taken, visible, depths=depths, n_largest=n_largest)
 
     def warm_up(self, pose: Pose, settings: Settings) -> None:
-        """Renders small images, so that the next one finds kernels loaded and times to predict its own from.
+        """Renders small images, so that kernels are loaded and the time of the next image can be predicted.
 
         Raises:
             ArgumentError: As :func:`tsplat.rasterization`.
@@ -250,11 +252,11 @@ class Renderer:
             self.render(pose, settings, divisor_min=divisor)
 
     def is_large(self) -> bool:
-        """Returns whether fewer Gaussians may be rendered to save time."""
+        """Returns whether Gaussians may be left out to save time."""
         return len(self.gaussians) > LARGE
 
     def cropped(self, box: Box | None) -> Gaussians:
-        """Returns the Gaussians whose centers lie in a box; all if it is None."""
+        """Returns the Gaussians with centers in a box; None for all."""
         if box is None:
             return self.gaussians
         if self._cropped[0] != box:
@@ -262,9 +264,9 @@ class Renderer:
         return self._cropped[1]
 
     def seen(self, camera: Camera, settings: Settings, n_max: int | None = None) -> Gaussians:
-        """Returns the Gaussians of the model that a camera may see; at most `n_max`, those that show most in it."""
+        """Returns the Gaussians that a camera may see; with `n_max`, at most this number of the most important ones."""
         gaussians = self.cropped(settings.crop)
-        if n_max is None and settings.show in ("centers", "ellipses"):  # which have other sizes
+        if n_max is None and settings.show in ("centers", "ellipses"):  # their sizes differ from those of culling
             return gaussians
         if self._culled is None or self._culled.gaussians is not gaussians:
             self._culled = CulledModel(gaussians)
@@ -309,7 +311,7 @@ class Renderer:
         return to_bytes(image).cpu().numpy(), visible, depths
 
     def _number(self, pose: Pose, seconds: float) -> int | None:
-        """Returns how many Gaussians of a large model to render at most, None for all, at full size within a budget."""
+        """Returns the maximum number of Gaussians of a full-size image of a large model in a budget; None for all."""
         if not self._samples:
             self._change_number(LARGE)
         elif self._n_max is None or self._n_settled >= SETTLED:
@@ -323,14 +325,13 @@ class Renderer:
         return self._n_max
 
     def _change_number(self, number: int | None) -> None:
-        """Renders another number of Gaussians from now on, whose images take other times."""
+        """Changes the maximum number of Gaussians, and drops the measured times."""
         if number != self._n_max:
             self._n_max, self._n_settled = number, 0
             self._samples.clear()
 
     def _divisor(self, pose: Pose, seconds: float) -> int:
-        """Returns the smallest factor whose predicted time is within a budget, or little more than that of the largest
-        one."""
+        """Returns the smallest factor whose predicted time is within the budget, or close to that of the largest."""
         if not self._samples:
             return DIVISOR_MAX
         fixed, slope = self._predict()
@@ -339,7 +340,7 @@ class Renderer:
         return next(divisor for divisor, time in enumerate(times, 1) if time <= limit)
 
     def _predict(self) -> tuple[float, float]:
-        """Returns the time of an image of no pixels and the time of a pixel, from the newest times of each size."""
+        """Fits the times of images by a constant and a time per pixel, from the newest times of each size."""
         newest: dict[int, list[float]] = {}
         for pixels, taken in self._samples:
             newest[pixels] = [*newest.get(pixels, []), taken][-N_NEWEST:]

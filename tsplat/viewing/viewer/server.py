@@ -34,10 +34,10 @@ from .session import OpenModel, Session
 from .viewed_models import ViewedModel
 
 MODULES = ("viser", "PIL", "matplotlib", "scipy")
-"""Optional modules that the viewer needs."""
+"""Optional dependencies of the viewer."""
 
 FAREWELL_SECONDS = 0.3
-"""Time for a last message to reach the pages."""
+"""Seconds until a last message has reached the pages."""
 
 
 class Viewer:
@@ -46,26 +46,26 @@ class Viewer:
     Each client has its own camera and controls. Idle clients use no CPU time.
 
     Args:
-        models: Models to show, at least one; the first is shown to a new client.
-        address: Address to listen at; "0.0.0.0" for all.
-        port: Port to listen at; the next free one if it is taken.
-        training: The training of the model, which is the only one; None for models that do not change.
-        open_model: Reads another model from a path that a client names, and calls its second argument with notes; None
+        models: Models to show, at least one; new clients see the first.
+        address: Address to listen on; "0.0.0.0" for all addresses of this computer.
+        port: Port to listen on; the next free one if it is taken.
+        training: The training of the only model; None for models that do not change.
+        open_model: Reads another model from a path that a client gives, and calls its second argument with notes; None
             if clients cannot open models.
-        host_name: Name of a proxy, by which clients may reach the server, too.
-        folder: Folder that clients write to, only new files unless they confirm it. They read from it, and from the
-            paths of `models`.
-        draw: Renderer of the images at first: "server", or "browser", by WebGL on its GPU if it can. With
+        host_name: Host name of a proxy through which clients reach the server.
+        folder: Folder to which clients write; they must confirm overwriting. They read from it and from the paths of
+            `models`.
+        draw: Where images are drawn at first: "server", or "browser", by WebGL if the browser has a GPU. With
             `training`, the server draws.
 
     Attributes:
-        port: Port that the server listens at.
-        proxy_url: Address of the page by way of the proxy; empty without one.
-        url: Address of the page for a browser on this computer. It has a token, without which requests get no answer.
+        port: Port that the server listens on.
+        proxy_url: Address of the page through the proxy; empty without one.
+        url: Address of the page for a browser on this computer. It contains a token that requests must have.
 
     Raises:
-        ArgumentError: No models, an address that is not one of this computer, a name that no host can have, or an
-            unknown `draw`.
+        ArgumentError: There are no models, the address is not one of this computer, the host name is invalid, or
+            `draw` is unknown.
         MissingExtraError: viser is not installed.
         UnsupportedError: The installed viser cannot be protected.
     """
@@ -90,7 +90,7 @@ class Viewer:
         check_address(address)
         check_host_name(host_name)
         check_choice("draw", draw, get_args(DrawnBy))
-        # Clients that go away in the middle of a message are not worth a line.
+        # Hides messages about clients that disconnect while they receive a message.
         logging.getLogger("websockets").setLevel(logging.CRITICAL)
         warnings.filterwarnings("ignore", "Queued a .* on a closed connection", UserWarning)
         self._training, self._read_model, self._draw = training, open_model, draw
@@ -102,7 +102,7 @@ class Viewer:
             self._add(model)
         guard = Guard(address, self._allows, f"{self._models[0].name} · tsplat", host_name)
         guard.answer = self._answer
-        with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):  # its addresses
+        with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):  # viser prints addresses
             with guard.guard_server():
                 self._server = viser.ViserServer(address, port, "tsplat", verbose=False)
                 stack.callback(self._server.stop)
@@ -118,16 +118,16 @@ class Viewer:
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)
         self.port: int = self._server.get_port()
-        # A browser on this computer reaches these addresses, and only these, as localhost.
+        # With these addresses only, a browser on this computer can use localhost.
         name = "localhost" if address in (ADDRESS, "0.0.0.0", "localhost") else address
         self.url = f"http://{name}:{self.port}/{guard.token}/"
         self.proxy_url = f"https://{host_name}/{guard.token}/" if host_name else ""
 
     def close(self, message: str = "") -> None:
-        """Ends the connections to all clients, and stops listening.
+        """Disconnects all clients, and stops the server.
 
         Args:
-            message: Message that the pages show from then on.
+            message: Message that open pages show.
         """
         with self._lock:
             sessions = list(self._sessions.values())
@@ -144,17 +144,17 @@ class Viewer:
 
     def _connect(self, client: Any) -> None:
         read = self._read_model
-        # Other clients see it when they connect.
+        # Clients that connect later see the model, too.
         open_model = None if read is None else lambda path, warn: self._add(read(path, warn))
         session = Session(client, self._models, self._training, open_model, self._folder, self._draw)
         with self._lock:
             self._sessions[client.client_id] = session
-        # The client may have gone while its controls were made.
+        # The client may have disconnected while its controls were added.
         if client.client_id not in self._server.get_clients():
             self._disconnect(client)
 
     def _add(self, model: ViewedModel) -> ViewedModel:
-        """Adds a model, with a number where another one has its name."""
+        """Adds a model; appends a number to its name if another model has the same name."""
         with self._lock:
             names = {other.name for other in self._models}
             name, i = model.name, 1
@@ -171,7 +171,7 @@ class Viewer:
             session.close(0)
 
     def _answer(self, path: str) -> tuple[str, bytes] | None:
-        """Returns what a page loads to draw by itself, or the answer to its report; None for other paths."""
+        """Returns a file with which a page draws the model, or the answer to its report; None for other paths."""
         sessions = list(self._sessions.values())
         return next((answer for session in sessions if (answer := session.drawing.answer(path))), None)
 
@@ -186,7 +186,10 @@ class Viewer:
 
 def open_in_browser(url: str) -> None:
     """Opens the page in a web browser on this computer.
-    The browser opens a file that leads to it: other users see the arguments of commands, but not the file."""
+
+    The browser opens a file that redirects to the page, as other users can see the arguments of commands, but not the
+    file.
+    """
     folder = Path(tempfile.mkdtemp(prefix="tsplat-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     page = folder / "viewer.html"
@@ -195,7 +198,7 @@ def open_in_browser(url: str) -> None:
 
 
 def print_address(viewer: Viewer, port: int, what: str, *, state: str = "", remark: str = "") -> None:
-    """Prints where a viewer can be seen, with its state behind the address, and whether another port is used."""
+    """Prints the addresses of a viewer that shows `what`, followed by its state, and whether another port is used."""
     if viewer.port != port:
         print(f"port {port} is taken; using {viewer.port}")
     print(f"viewing {what} at {viewer.url}{state}")
@@ -206,21 +209,21 @@ def print_address(viewer: Viewer, port: int, what: str, *, state: str = "", rema
 
 
 def check_host_name(name: str) -> None:
-    """Raises ArgumentError if a name is not empty, and not that of a host without a port."""
+    """Raises ArgumentError unless a name is empty or a valid host name, without a port."""
     if name and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
         raise ArgumentError(f"host_name: expected a name such as viewer.example.org, without a port, found {name!r}")
 
 
 def check_address(address: str) -> None:
-    """Raises ArgumentError if it is not possible to listen at an address."""
+    """Raises ArgumentError unless this computer can listen on an address."""
     try:
         if not address:
-            raise ValueError("it is empty")  # to the system, it is all addresses
+            raise ValueError("it is empty")  # the system would listen on all addresses
         with socket.socket() as probe:
             probe.bind((address, 0))
     except (OSError, TypeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(
-            f"address: cannot listen at {address!r} ({reason}); use {ADDRESS}, or 0.0.0.0 for all addresses of "
+            f"address: cannot listen on {address!r} ({reason}); use {ADDRESS}, or 0.0.0.0 for all addresses of "
             "this computer"
         ) from error

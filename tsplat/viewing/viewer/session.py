@@ -1,4 +1,4 @@
-"""The session of a client of the viewer: its camera, its controls, and the thread that renders for it."""
+"""The session of a client of the viewer: its camera, its controls, and its rendering thread."""
 
 import dataclasses
 import math
@@ -31,18 +31,18 @@ from .viewed_models import ViewedModel
 from .worker import Worker
 
 JPEG_QUALITY = 75
-"""Quality of images while the camera moves; at rest they are PNG."""
+"""JPEG quality of images while the camera moves; at rest, images are PNG."""
 
 STILL = 1e-4
-"""Largest distance of a camera from where it was placed that counts as not moved, relative to the point it looks at."""
+"""Maximum distance of a camera that has not moved from its start, relative to the distance of the point it looks at."""
 
 OpenModel = Callable[[str, Callable[[str], object]], ViewedModel]
-"""Reads a model from a path, and adds it to those of the viewer; calls its second argument with notes."""
+"""Reads a model from a path, and adds it to the viewer's models; calls its second argument with notes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ViewRequest:
-    """An image to render: a model from a camera, or in comparison with a photograph."""
+    """An image to render: a model from a camera, or a comparison with a photograph."""
 
     model: ViewedModel
     pose: Pose
@@ -52,11 +52,10 @@ class ViewRequest:
 
 
 class Session:
-    """The session of a client of viser, with models to choose from, of which the first is shown.
+    """The session of a client of viser. The first of `models` is shown, and others can be selected.
 
-    `training` is None for models that do not change, and `open_model` where no model can be added. The client may write
-    and read what is in a folder, the current directory if None. `draw` is what draws the images at first, where the
-    browser can.
+    `training` is None for models that do not change, and `open_model` is None if models cannot be added. The client may
+    write and read files in `folder`, by default the current directory. `draw` is where images are drawn at first.
     """
 
     def __init__(
@@ -123,14 +122,14 @@ class Session:
         )
         self._panel.offer_drawing(False, draw)
         self._show_model()
-        # Last, as its thread would outlive controls that cannot be made.
+        # Created last, as its thread would outlive an error above.
         self._worker: Worker[ViewRequest] = Worker(self._render, self._show, self._fail)
         self._ready = True
         client.camera.on_update(lambda _: self._callbacks.run_soon(self._follow))
         self._callbacks.run(self._follow)
 
     def close(self, seconds: float = 5.0) -> None:
-        """Ends what runs for the client, which has gone; waits for its image for some time."""
+        """Ends the threads of the client, after it has disconnected; waits at most `seconds` for its last image."""
         self._closed.set()
         self._callbacks.close()
         if self._live_page is not None:
@@ -146,7 +145,7 @@ class Session:
     # Images
 
     def _change(self, *, at_rest: bool = False) -> None:
-        """Renders again, as the camera or a setting has changed or, with the camera at rest, the model."""
+        """Renders again after a change of the camera, a setting or, with the camera `at_rest`, the model."""
         if not self._ready:
             return
         request = self._request()
@@ -159,7 +158,7 @@ class Session:
         self._worker.submit(request, at_rest=at_rest)
 
     def _show_drawn(self, model: ViewedModel) -> None:
-        """Removes the server's image, which covers what the page draws, and the problems of earlier images."""
+        """Removes the server's image, which covers the page's drawing, and errors of earlier images."""
         with self._drawing_lock:
             if self._is_drawn:
                 return
@@ -171,37 +170,37 @@ class Session:
         self._panel.show_status(f"{len(model.gaussians):,} Gaussians, drawn by this browser")
 
     def _note_graphics(self, graphics: Graphics) -> None:
-        """Offers rendering in the browser once it has reported its graphics."""
+        """Handles the browser's report of its graphics: offers drawing in the browser, if possible."""
         self._graphics = graphics
         self._callbacks.run_soon(self._draw_by)
         if self._panel.drawn_by == "browser" and (problem := self._drawing_problem()) is not None:
             self._note(problem)
 
     def _drawing_problem(self) -> str | None:
-        """Returns why the page cannot draw the model; None if it can."""
+        """Returns the reason why the page cannot draw the model; None if it can."""
         if self._training is not None:
             return "the server draws: browsers do not draw a model that is being trained"
         return WITHOUT_WEBGL.get(self._graphics) or drawing_problem(self._panel.model)
 
     def _draw_by(self) -> None:
-        """Lets the page or the server draw, as chosen. If the page cannot, the server does, without the control."""
+        """Switches drawing to the page or the server, as chosen. If the page cannot draw, hides the choice."""
         is_offered = self._drawing_problem() is None
         self._panel.offer_drawing(is_offered)
         self.drawing.choose(self._panel.model if is_offered and self._panel.drawn_by == "browser" else None)
 
     def _stop_drawing(self, model: ViewedModel, problem: str) -> None:
-        """Lets the server draw a model that the page cannot, unless another choice has been made."""
+        """Switches back to the server for a model that the page cannot draw, unless the choice has changed."""
 
         def stop() -> None:
             if self._panel.model is model and self._panel.drawn_by == "browser":
                 self._panel.offer_drawing(True, "server")
                 self._callbacks.fail(f"the server draws: {problem}", self._stop_drawing)
 
-        # Not while such a choice is carried out.
+        # Runs after a pending change of the choice.
         self._callbacks.run_soon(stop)
 
     def _follow(self) -> None:
-        """Renders again, as the camera has moved or the canvas has another size, which may need another distance."""
+        """Renders after the camera has moved or the canvas was resized. An unmoved camera is framed for its size."""
         model, camera = self._panel.model, self._client.camera
         eye, fov = self._framed
         is_first = math.dist(camera.position, eye) < STILL * math.dist(eye, model.target)
@@ -229,7 +228,7 @@ class Session:
         return renderer.render(pose, *arguments)
 
     def _show(self, frame: Frame, at_rest: bool) -> None:
-        # Lossless images of a model that changes would take time from its training.
+        # Lossless images take time, which would slow down training.
         lossless = at_rest and (self._training is None or self._training.paused)
         with self._drawing_lock:
             if self._is_drawn:
@@ -241,7 +240,7 @@ class Session:
         height, width = frame.image.shape[:2]
         total = len(self._panel.model.gaussians)
         drawn = f"{total:,} Gaussians, {frame.visible:,} drawn"
-        if self._training is not None:  # whose tab counts them
+        if self._training is not None:  # the training tab shows the total
             drawn = f"{frame.visible:,} Gaussians drawn"
         if frame.n_largest is not None:
             drawn = f"{'' if at_rest else 'moving: '}{frame.n_largest:,} of {total:,} Gaussians"
@@ -252,13 +251,13 @@ class Session:
             self._panel.show_ready()
 
     def _fail(self, problem: str) -> None:
-        """Shows why there is no image, unless the page draws by now."""
+        """Shows the error of an image, unless the page draws the model by now."""
         with self._drawing_lock:
             if not self._is_drawn:
                 self._callbacks.fail(problem, self._show)
 
     def tell(self, message: str) -> None:
-        """Shows a message above the controls until one of them is used; hides it if it is empty."""
+        """Shows a message above the controls, until one of them is used; an empty message hides the last one."""
         if not self._closed.is_set():
             self._panel.show_message(message)
 
@@ -268,7 +267,7 @@ class Session:
             self._panel.show_note(message)
 
     def _screenshot(self) -> str:
-        """Downloads what is shown now, at full size."""
+        """Renders the current view at full size, and downloads it."""
         from PIL import Image
 
         image, file = self._render(self._request(), None).image, BytesIO()
@@ -285,7 +284,7 @@ class Session:
         return self._open(open_model, path)
 
     def _upload(self, open_model: OpenModel, name: str, content: bytes) -> str:
-        """Opens a file of the client's computer from a temporary folder, so that it takes no other file's place."""
+        """Opens an uploaded file from a temporary folder, so that it does not overwrite another file."""
         check_name(name)
         self.tell(f"Reading {name}")
         with tempfile.TemporaryDirectory(prefix="tsplat-") as folder:
@@ -312,7 +311,7 @@ class Session:
         self._draw_by()
 
     def _reset_view(self) -> None:
-        """Shows the model from its first camera, upright."""
+        """Moves the camera to the start view of the model, upright."""
         model, camera = self._panel.model, self._client.camera
         with self._client.atomic():
             camera.up_direction = np.array(model.up)
@@ -328,18 +327,18 @@ class Session:
         self._change()
 
     def _set_up(self) -> str:
-        """Makes what points up in the image the up direction of the model, on all pages."""
+        """Makes up in the image the up direction of the model, on all pages."""
         up = self._panel.model.up = (-client_pose(self._client.camera).viewmat[1, :3]).tolist()
         self._client.camera.up_direction = np.array(up)
         self._change()
-        return f"Up is this direction now; for the next time: tsplat view --up {' '.join(f'{x:.4g}' for x in up)}"
+        return f"Changed the up direction; to start with it: tsplat view --up {' '.join(f'{x:.4g}' for x in up)}"
 
     def _set_fov(self, degrees: float) -> None:
         self._client.camera.fov = math.radians(degrees)
         self._change()
 
     def _move_to(self, camera: Camera) -> None:
-        """Moves to a camera, and shows all of its image."""
+        """Moves to a camera, so that its whole image is visible."""
         handle = self._client.camera
         with self._client.atomic():
             handle.position = camera.position.numpy()
@@ -348,7 +347,7 @@ class Session:
         self._change()
 
     def _write(self, name: str, write: Callable[[Path], str], replace: bool = False) -> str:
-        """Writes a file, or asks whether to replace the one that exists."""
+        """Writes a file, or asks whether to replace an existing one."""
         self._panel.ask(None, lambda: None)
         self._panel.offer(None, lambda: None)
         try:
@@ -362,8 +361,8 @@ class Session:
             return f"**{problem}; to replace it, click Replace {name}**"
 
     def _download(self, path: Path) -> str:
-        """Sends a file that this client has written, unless it has become a link since."""
+        """Sends a file that this client has written, unless it has been replaced by a link."""
         if path.is_symlink() or not path.is_file():
-            raise ArgumentError(f"{path.name}: it is no longer there; write it again")
+            raise ArgumentError(f"{path.name}: the file no longer exists; write it again")
         self._client.send_file_download(path.name, path.read_bytes(), save_immediately=True)
         return f"Downloaded {path.name}"

@@ -1,4 +1,4 @@
-"""State of a training for the pages that show it: its newest values, and curves over its steps."""
+"""State of training that pages show: current values, and curves over steps."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 MAX_POINTS = 1000
-"""Number of points of a curve at which every other is left out."""
+"""Number of points of a curve at which every other point is dropped."""
 
 Points = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 """Steps and values, [n] float64 each."""
@@ -20,10 +20,11 @@ def format_speed(speed: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingState:
-    """State of a training that a page shows.
+    """State of training that a page shows.
 
-    Newest values are None before the first. `speed` is in steps per second, without pauses; `share` is that of the time
-    for images while training runs; `result` is the command that shows the result later, and is empty before the end.
+    `loss`, `psnr` and `speed` are None until they are known. `speed` is in steps per second, without pauses; `share` is
+    the fraction of the time for images while training runs; `result` is a message with the command that shows the
+    result, empty before the end.
     """
 
     step: int
@@ -40,14 +41,14 @@ class TrainingState:
 
 
 class Curve:
-    """Values over steps, thinned out when they become many."""
+    """Values over steps, which are thinned out when there are too many."""
 
     def __init__(self) -> None:
         self._points: list[tuple[int, float]] = []
         self._every = 0
 
     def add(self, step: int, value: float) -> None:
-        """Adds a value, unless the curve is so long that values between the steps are left out."""
+        """Adds a value, unless it is closer to the last one than the interval of a thinned-out curve."""
         if self._points and step < self._points[-1][0] + self._every:
             return
         self._points.append((step, value))

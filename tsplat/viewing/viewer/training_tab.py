@@ -1,4 +1,4 @@
-"""The controls and plots of a training beside the image, kept up to date while the page is visible."""
+"""The controls and plots of training, which are updated while the page is visible."""
 
 import threading
 from collections.abc import Callable
@@ -14,19 +14,19 @@ PLOT_HEIGHT = 150
 """Height of a plot in pixels."""
 
 PLOT_PADDING = (12, 24, 0, 0)
-"""Pixels above, right, below and left of a plot: room for half a label at the ends of its axes."""
+"""Pixels above, right, below and left of a plot, for half a label at the ends of its axes."""
 
 INTERVAL = 0.5
 """Seconds between updates of a page."""
 
 PROBE = 16
-"""Width and height of the image that a page is asked to draw. Slow browsers draw at a fraction of the resolution."""
+"""Width and height of the image that a page is asked to render. Slow browsers render a fraction of the resolution."""
 
 BLUE, ORANGE = "#4c9be8", "#e8944c"
 
 
 class TrainingTab:
-    """Shows how a training is doing, and controls it."""
+    """The tab of training, which shows its state and controls it."""
 
     def __init__(self, gui: Any, training: LiveTraining, callbacks: Callbacks) -> None:
         self._gui, self._training = gui, training
@@ -54,7 +54,7 @@ class TrainingTab:
         self.update()
 
     def update(self) -> None:
-        """Shows the newest values."""
+        """Shows the current state."""
         state = self._training.state()
         if state == self._shown:
             return
@@ -92,10 +92,10 @@ class TrainingTab:
 
 
 class LivePage:
-    """A thread that updates a page while it is visible, its controls and plots by `update`, its image by `refresh`.
+    """A thread that updates a page while it is visible: controls and plots by `update`, and the image by `refresh`.
 
-    Browsers draw nothing in hidden pages. Before each update, the page is asked for a tiny image of itself, so that
-    nothing is rendered for one that is hidden.
+    Before each update, the page is asked to render a tiny image. Browsers do not render hidden pages, so no images are
+    rendered for these.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class LivePage:
         while not self._closed.wait(INTERVAL):
             try:
                 self._client.get_render(PROBE, PROBE)
-            except RuntimeError:  # the client has gone, or draws nothing
+            except RuntimeError:  # the client has disconnected, or its page is hidden
                 continue
             if self._closed.is_set():
                 return
@@ -126,7 +126,7 @@ class LivePage:
 
 
 def describe(state: TrainingState) -> str:
-    """Returns a few lines of Markdown about a training."""
+    """Returns the state of training as a few lines of Markdown."""
     phase = ", ended" if state.finished else ", paused" if state.paused else ""
     lines = [f"**Step {state.step:,} of {state.steps:,}**{phase}"]
     if state.speed is not None and not state.finished:

@@ -19,14 +19,14 @@ from .viewed_models import ViewedModel
 
 PREVIEW_FPS = 15
 FPS = (30, 10, 15, 24, 25, 50, 60)
-"""Frames per second to choose from; the first is the default. Encoders of GIFs round those of a GIF."""
+"""Choices of frames per second; the first is the default. The frame rate of a GIF is rounded."""
 
 SIZES = {"as on the page": None, "1280×720": (1280, 720), "1920×1080": (1920, 1080), "3840×2160": (3840, 2160),
          "1080×1080": (1080, 1080), "1080×1920": (1080, 1920)}  # fmt: skip
 
 COLOR, CHOSEN_COLOR = (60, 190, 90), (255, 255, 255)
 PATH_POINTS, PATH_POINTS_MAX = 16, 2000
-"""Points of the drawn path between two keyframes, and of the whole path."""
+"""Number of points of the drawn path between two keyframes, and maximum number for the whole path."""
 
 MAX_FRUSTA = 200
 
@@ -34,7 +34,7 @@ NONE = "none"
 
 
 class VideoTab:
-    """Keyframes of one client, for each model."""
+    """The tab of videos of one client; it has keyframes for each model."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -43,7 +43,9 @@ class VideoTab:
         self._frusta = Frusta(page, "keyframes")
         self._line: Any = None
         gui, callbacks = page.client.gui, page.callbacks
-        callbacks.on_click(gui.add_button("Add keyframe", hint="The current camera, behind the chosen one"), self._add)
+        callbacks.on_click(
+            gui.add_button("Add keyframe", hint="Adds the current camera after the chosen keyframe"), self._add
+        )
         self._count = gui.add_markdown("No keyframes")
         self._chosen = gui.add_dropdown("Keyframe", (NONE,), visible=False)
         callbacks.on_update(self._chosen, self._go, by_client=True)
@@ -54,7 +56,7 @@ class VideoTab:
         callbacks.on_click(self._edits, lambda: edits[self._edits.value]())
         callbacks.on_click(self._moves, lambda: moves[self._moves.value]())
         self._step = gui.add_number("Seconds to it", SECONDS, min=0.1, max=float(SECONDS_MAX), step=0.1, visible=False,
-                                    hint="From the keyframe before, or from the last one to the first")  # fmt: skip
+                                    hint="From the previous keyframe; to the first, from the last")  # fmt: skip
         callbacks.on_update(self._step, self._set_step, by_client=True)
         self._fov = gui.add_slider("Its field of view (°)", *FOV_RANGE, 1, 50, visible=False, hint="Vertical")
         callbacks.on_update(self._fov, self._set_fov, by_client=True)
@@ -64,7 +66,7 @@ class VideoTab:
         callbacks.on_update(self._path, self._draw, by_client=True)
         self._loop = gui.add_checkbox("Loop", False, hint="Return to the first keyframe")
         callbacks.on_update(self._loop, lambda: self._show(self._index()), by_client=True)
-        self._seconds = gui.add_number("Seconds in all", SECONDS, min=0.1, max=float(SECONDS_MAX), visible=False)
+        self._seconds = gui.add_number("Total seconds", SECONDS, min=0.1, max=float(SECONDS_MAX), visible=False)
         callbacks.on_update(self._seconds, self._scale, by_client=True)
         callbacks.on_long_click(gui.add_button("Preview", color=SECONDARY), self._preview)
         self._fps = gui.add_dropdown("Frames per second", [str(fps) for fps in FPS])
@@ -103,7 +105,7 @@ class VideoTab:
         self._draw()
 
     def _show_values(self) -> None:
-        """Shows the time and the field of view of the chosen keyframe, and the time of the path."""
+        """Shows the time and the field of view of the chosen keyframe, and the duration of the path."""
         keys, length = self._keyframes.keys, self._keyframes.length(self._loop.value)
         self._seconds.visible = length > 0
         self._step.visible = length > 0 and (self._loop.value or self._index() > 0)
@@ -143,7 +145,7 @@ class VideoTab:
         self._draw()
 
     def _set_fov(self) -> None:
-        """Gives the chosen keyframe another field of view, and goes to it."""
+        """Changes the field of view of the chosen keyframe, and moves to it."""
         key = self._keyframes.keys[self._index()]
         pose = dataclasses.replace(pose_of(key.camera), fov=math.radians(self._fov.value))
         key.camera = pose.camera(pose.width, pose.height)
@@ -178,7 +180,7 @@ class VideoTab:
         self._go()
 
     def _draw(self, *, hidden: bool = False) -> None:
-        """Draws the keyframes and the path along them into the scene."""
+        """Draws the keyframes and the path along them in the scene."""
         cameras = self._keyframes.cameras if self._path.value and not hidden else []
         chosen = self._index() if cameras else 0
         self._frusta.draw(cameras[:MAX_FRUSTA], self._choose, lambda i: CHOSEN_COLOR if i == chosen else COLOR)
@@ -223,7 +225,7 @@ class VideoTab:
 
         def render(i: int, n: int, camera: Camera) -> Image:
             if self._page.closed.is_set():
-                raise RuntimeError("the client has gone")
+                raise RuntimeError("the client has disconnected")
             self._page.tell(f"Rendering frame {i + 1} of {n}")
             return model.renderer.render(pose_of(camera), settings).image
 

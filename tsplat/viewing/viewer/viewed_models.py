@@ -35,18 +35,18 @@ class ViewedModel:
 
     Attributes:
         name: Unique name, for the list of models.
-        renderer: Renders it.
-        cameras: Cameras of its photographs; none if they are not known.
+        renderer: Renderer of the model.
+        cameras: Cameras of the photographs; empty if they are not known.
         views: Photographs by name; empty until `read_views` is called, and for a model file.
-        background: Background color at first.
-        eye, target, up: First camera position, the point it looks at, and the direction that points up; [3] each.
-        fov: Vertical field of view in degrees.
-        aspect: Width of what is shown at first over its height.
-        near: Depth of the near plane at first, world units.
+        background: Initial background color.
+        eye, target, up: Position of the start view's camera, point it looks at, and up direction; [3] each.
+        fov: Vertical field of view of the start view, in degrees.
+        aspect: Ratio of width to height of the start view.
+        near: Initial depth of the near plane, world units.
         read_views: Reads the photographs; None if there are none, or if `views` has them.
-        path: File that it was read from; None for one in memory.
-        drawn: Type and content of the files by which pages draw it; None until one does.
-        drawn_lock: Held while `drawn` is made.
+        path: File that the model was read from; None for a model in memory.
+        drawn: Type and content of the files with which pages draw the model; None until a page does.
+        drawn_lock: Held while `drawn` is computed.
     """
 
     name: str
@@ -71,10 +71,10 @@ class ViewedModel:
         return self.renderer.gaussians
 
     def framing_for(self, width: int, height: int) -> tuple[list[float], float]:
-        """Returns the first camera position and vertical field of view in degrees for an image size.
+        """Returns the camera position and the vertical field of view in degrees of the start view for an image size.
 
-        In upright images, which would cut the model off, the position is farther away. Where photographs were taken
-        stays the position of a run; there the field of view is wider.
+        If the image is narrower than the start view, the position is farther away, so that the model is not cut off.
+        For a model with cameras, the position stays that of a photograph, and the field of view is wider.
         """
         narrower = self.aspect * max(height, 1) / max(width, 1)
         if narrower <= 1:
@@ -84,7 +84,7 @@ class ViewedModel:
         return [b + narrower * (a - b) for a, b in zip(self.eye, self.target, strict=True)], self.fov
 
     def find_view(self, name: str, tell: Callable[[str], object]) -> View | None:
-        """Returns the photograph with a name, or None. The first call may read all of them, which takes long.
+        """Returns the photograph with a name, or None. The first call may read all photographs, which takes long.
 
         Args:
             tell: Called with a message before the photographs are read.
@@ -100,9 +100,9 @@ class ViewedModel:
         return self.views.get(name)
 
     def bounds(self) -> tuple[Corner, Corner, int]:
-        """Returns the box of all centers, rounded outward, and the decimals of steps below a hundredth of the model.
+        """Returns the bounding box of all centers, rounded outward, and the number of decimals for steps in it.
 
-        Most of a model counts for the steps, as Gaussians may lie far outside.
+        Steps are at most a hundredth of the model's extent, which ignores the outermost Gaussians.
         """
         means = self.gaussians.means.cpu().double().numpy()
         if len(means) == 0:
@@ -110,14 +110,14 @@ class ViewedModel:
         low, high = np.quantile(means, (0.02, 0.98), axis=0)
         extent = float((high - low).max())
         digits = 2 - math.floor(math.log10(extent)) if extent > 0 else 2
-        # Digits of fp32, beyond which it has no decimals.
+        # Limits the digits to the precision of fp32.
         digits = min(digits, 5 - math.floor(math.log10(max(float(abs(means).max()), 1e-30))))
         x0, y0, z0 = (round(math.floor(value * 10**digits) / 10**digits, 12) + 0.0 for value in means.min(0))
         x1, y1, z1 = (round(math.ceil(value * 10**digits) / 10**digits, 12) + 0.0 for value in means.max(0))
         return (x0, y0, z0), (x1, y1, z1), digits
 
     def warm_up(self) -> None:
-        """Prepares the renderer for the first image. Errors are left to that image."""
+        """Prepares the renderer for the first image. Errors are ignored, as the first image reports them."""
         with contextlib.suppress(ArgumentError, RuntimeError, MemoryError):
             pose = Pose(look_at(self.eye, self.target, self.up), math.radians(self.fov), *SIZE)
             self.renderer.warm_up(pose, Settings(background=self.background, near=self.near))
@@ -135,17 +135,19 @@ def open_viewed(
     up: Sequence[float] | None = None,
     warn: Callable[[str], object],
 ) -> ViewedModel:
-    """Reads what the viewer shows: a model, a run, a checkpoint, or a capture, whose sparse points are shown unless it
-    is also the folder of a run.
+    """Reads a model, run, checkpoint or capture for the viewer.
+
+    Of a capture, the sparse points are shown, unless it is also the folder of a run.
 
     Args:
+        path: Path of the model, run, checkpoint or capture.
         device: Device to render on.
-        gaussians: Those of the model if they were read already.
+        gaussians: The Gaussians of the model, if they were already read.
         backend: As in :func:`tsplat.rasterization`.
         force, checkpoint: As in :func:`tsplat.scene.open_model`.
         read_views: Reads the photographs of a run by name, when they are needed.
         up: [3] direction that points up, see :func:`frame_model`.
-        warn: Called with a message for each damaged checkpoint that is skipped, and where Gaussians are invalid.
+        warn: Called with a message for each damaged checkpoint that is skipped, and about invalid Gaussians.
 
     Raises:
         ArgumentError, FileError, UnsupportedError, MissingExtraError, OSError: As :func:`tsplat.scene.open_model` and
@@ -181,11 +183,11 @@ def frame_model(
     background: Color = (0.0, 0.0, 0.0),
     up: Sequence[float] | None = None,
 ) -> ViewedModel:
-    """Starts with the camera of the first photograph or, without any, so that all Gaussians are visible.
+    """Returns a model with its start view: the camera of the first photograph or, without cameras, of the whole model.
 
     Args:
         name, renderer, cameras, views, background: As in :class:`ViewedModel`; `cameras` on the CPU.
-        up: [3] world direction that points up; if None, that of the cameras, or guessed from the model.
+        up: [3] world direction that points up; None for that of the cameras, or a guess from the model.
     """
     check_up(up)
     gaussians = renderer.gaussians.map(lambda tensor: tensor.detach().cpu())

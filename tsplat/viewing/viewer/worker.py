@@ -20,10 +20,10 @@ REST_SECONDS = 0.1
 
 
 class Worker(Generic[Request]):
-    """Renders for one client: within a time budget while requests arrive, at full size once they stop.
+    """Renders for one client: within a time budget while requests arrive, and at full size after they stop.
 
-    `render` gets a request and a budget in seconds, None for full size. `show` takes an image to the client, and
-    whether it is the last one, at rest. `fail` takes a message for the user where rendering raises an error.
+    `render` takes a request and a budget in seconds, None for full size. `show` sends an image to the client, given
+    whether it is the last one, at rest. `fail` takes a message for the user if rendering raises an error.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Worker(Generic[Request]):
         self._thread.start()
 
     def submit(self, request: Request, *, at_rest: bool = False) -> None:
-        """Replaces the request that waits, if there is one; an image `at_rest` is rendered at full size at once."""
+        """Replaces the pending request, if there is one; an image `at_rest` is rendered at full size at once."""
         with self._condition:
             self._newest, self._submitted = request, -math.inf if at_rest else time.monotonic()
             self._condition.notify()
 
     def close(self, seconds: float = 5.0) -> None:
-        """Ends the thread after the image that it renders, and waits for it for some time."""
+        """Ends the thread after its current image, and waits for it for at most `seconds`."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -85,7 +85,7 @@ class Worker(Generic[Request]):
             self._show(frame, at_rest)
 
     def _rest_in(self) -> float:
-        """Returns seconds until the camera is at rest, unless it moves again."""
+        """Returns the seconds until the camera counts as at rest, unless it moves again."""
         return self._submitted + REST_SECONDS - time.monotonic()
 
     def _take(self, seconds: float | None) -> Request | None:
