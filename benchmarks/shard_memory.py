@@ -1,9 +1,10 @@
 """Measures memory, bytes exchanged and time of training steps on shards, compared to a single process.
 
     python -m benchmarks.shard_memory [--gaussians 2000000] [--ranks 4] [--strategy standard|adaptive|mcmc]
-        [--views-per-step 4] [--adam-moments fp32|bf16]
+        [--views-per-step 4] [--adam-moments fp32|bf16] [--whole]
 
-Tiny images of a random scene: memory is that of the Gaussians. It measures the peak of resident memory above that
+Tiny images of a random scene, of which a view shows about a tenth: memory is that of the Gaussians. With `--whole`,
+images of 800×600 show all of it. It measures the peak of resident memory above that
 before the Gaussians were made, for a step, a step that refines, a checkpoint, and an evaluation. Bytes are those that a
 rank sends, time is that of its thread on this machine. The largest of all ranks are printed.
 """
@@ -29,8 +30,10 @@ from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, preset, wr
 from tsplat.training.configuration import MomentsPrecision
 from tsplat.training.parameters import scene_tensors
 
-WIDTH, HEIGHT, FOV = 64, 48, 60.0
+TINY, LARGE, FOV = (64, 48), (800, 600), 60.0
 N_VIEWS = 4
+OUTSIDE = 4.0
+"""Distance of cameras that see the whole cube from its center."""
 BLOCK = 2**16
 
 
@@ -63,15 +66,18 @@ def random_rows(rows: range) -> Gaussians:
     return Gaussians(**tensors)  # type: ignore[arg-type]
 
 
-def views() -> list[View]:
-    """Returns views from inside of the cube, of about a tenth of the Gaussians each."""
+def views(whole: bool) -> list[View]:
+    """Returns views from inside of the cube, of about a tenth of the Gaussians each; or of the whole cube."""
     targets = ((1.0, 0.2, 0.0), (-1.0, 0.1, 0.3), (0.0, 0.3, 1.0), (0.2, 0.0, -1.0))
-    K = intrinsics(WIDTH, HEIGHT, FOV)
-    images = torch.randint(0, 256, (N_VIEWS, HEIGHT, WIDTH, 3), dtype=torch.uint8)
-    return [
-        View(image, Camera(look_at((0.0, 0.0, 0.0), target, (0.0, 1.0, 0.0)).float(), K.float(), WIDTH, HEIGHT))
-        for image, target in zip(images, targets)
+    width, height = LARGE if whole else TINY
+    K = intrinsics(width, height, FOV)
+    images = torch.randint(0, 256, (N_VIEWS, height, width, 3), dtype=torch.uint8)
+    center, up = (0.0, 0.0, 0.0), (0.0, 1.0, 0.0)
+    poses = [
+        look_at([OUTSIDE * x for x in target], center, up) if whole else look_at(center, target, up)
+        for target in targets
     ]
+    return [View(image, Camera(pose.float(), K.float(), width, height)) for image, pose in zip(images, poses)]
 
 
 class SentBytes:
@@ -100,10 +106,12 @@ def settings(name: Any, n: int, **changes: Any) -> RunConfig:
     )
 
 
-def run(ranks: RankGroup, n: int, config: RunConfig, folder: Path) -> tuple[int, dict[str, tuple[int, int, float]]]:
+def run(
+    ranks: RankGroup, n: int, config: RunConfig, seen: list[View], folder: Path
+) -> tuple[int, dict[str, tuple[int, int, float]]]:
     """Takes five steps, saves and evaluates. Returns the number of Gaussians, and the peak of each phase, with the mean
     bytes and seconds of its calls."""
-    seen, found = views(), {}
+    found = {}
     baseline, sent = memory("VmRSS"), SentBytes(ranks.rank)
     dist.all_to_all_single = sent  # type: ignore[assignment]
     trainer = Trainer(random_rows(range(n)[ranks.shard_rows(n)]), seen, config, ranks, is_shard=True)
@@ -135,15 +143,16 @@ def run(ranks: RankGroup, n: int, config: RunConfig, folder: Path) -> tuple[int,
     return trainer.n_gaussians, found
 
 
-def measure(rank: int, world_size: int, n: int, name: str, changes: dict[str, Any], folder: str) -> None:
+def measure(rank: int, world_size: int, n: int, name: str, changes: dict[str, Any], whole: bool, folder: str) -> None:
     """Runs on a rank, and prints the largest figures of all ranks."""
     ctypes.CDLL(None).mallopt(-3, 2**20)  # from 1 MiB on, memory goes back to the system at once
     torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
     ranks = RankGroup(dist.group.WORLD if world_size > 1 else None)
-    run(ranks, 1000, settings(name, 1000, **changes), Path(folder, "warm_up"))  # loads modules and kernels
-    n, found = run(ranks, n, settings(name, n, **changes), Path(folder, "checkpoints"))
+    seen = views(whole)
+    run(ranks, 1000, settings(name, 1000, **changes), seen, Path(folder, "warm_up"))  # loads modules and kernels
+    n, found = run(ranks, n, settings(name, n, **changes), seen, Path(folder, "checkpoints"))
     results = ranks.all_gather_object(found)
     for phase in found if ranks.is_main else ():
         peaks, sent, seconds = zip(*(result[phase] for result in results), strict=True)
@@ -163,12 +172,13 @@ def main() -> None:
     parser.add_argument("--strategy", choices=("standard", "adaptive", "mcmc"), default="standard")
     parser.add_argument("--views-per-step", type=int, default=N_VIEWS)
     parser.add_argument("--adam-moments", choices=get_args(MomentsPrecision), default="fp32")
+    parser.add_argument("--whole", action="store_true", help="images of 800×600 that show all Gaussians")
     options = parser.parse_args()
     changes = dict(views_per_step=options.views_per_step, adam_moments=options.adam_moments)
     context = multiprocessing.get_context("fork")
     for world_size in dict.fromkeys((1, options.ranks)):
         with tempfile.TemporaryDirectory() as folder, context.Pool(world_size) as ranks:
-            arguments = (world_size, options.gaussians, options.strategy, changes, folder)
+            arguments = (world_size, options.gaussians, options.strategy, changes, options.whole, folder)
             ranks.starmap(measure, [(rank, *arguments) for rank in range(world_size)], chunksize=1)
 
 

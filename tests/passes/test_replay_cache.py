@@ -21,7 +21,7 @@ from tsplat import (
     rasterization,
     rasterization_2dgs,
 )
-from tsplat.passes import calls, replay_cache
+from tsplat.passes import calls, replay_cache, traced_calls
 from tsplat.runtime.backend import choose
 from tsplat.stages import capacity
 from tsplat.triton_cpu import launcher, set_num_threads
@@ -57,6 +57,28 @@ def render_thrice(scene, **options):
     for _ in range(3):
         result = rasterization(**scene, **options)
     return result
+
+
+def test_tensors_are_traced_where_they_are_unless_they_share_memory(monkeypatch, replays):
+    copied, copy_with_layout = [], traced_calls.copy_with_layout
+
+    def noted(tensor, enabled):
+        copied.append(tensor.shape)
+        return copy_with_layout(tensor, enabled)
+
+    monkeypatch.setattr(traced_calls, "copy_with_layout", noted)
+    scene = make()
+    values = {name: tensor.detach().clone() for name, tensor in scene.items() if isinstance(tensor, torch.Tensor)}
+    render_thrice(scene)
+    assert replays and not copied
+    assert all(torch.equal(scene[name], value) and scene[name].grad is None for name, value in values.items())
+    both = torch.cat([scene["means"].detach(), scene["quats"].detach()], 1).contiguous()
+    first = both.clone()
+    shared = scene | {"means": both[:, :3], "quats": both[:, 3:]}
+    n_replays = len(replays)
+    image, _, _ = render_thrice(shared)
+    assert len(replays) > n_replays and copied == [both[:, :3].shape, both[:, 3:].shape]
+    assert torch.equal(both, first) and torch.equal(image, rasterization(**scene)[0])
 
 
 @pytest.mark.parametrize("seed", [*range(SEEDS), pytest.param(1823, id="colors and normals composited apart")])

@@ -95,13 +95,16 @@ def test_coefficients_are_rendered_without_a_copy():
 
 
 def test_valid_is_false_for_nan_and_infinite_values():
-    gaussians = random_gaussians(6, degree=1)
+    gaussians = random_gaussians(8, degree=1)
     gaussians.means[0, 1] = math.nan
     gaussians.shN[1, 2, 0] = math.inf
     gaussians.opacity_logits[2] = math.inf  # written by converters for opacity 1
     gaussians.opacity_logits[3] = math.nan
     gaussians.log_scales[4, 0] = -math.inf
-    assert gaussians.valid.tolist() == [False, False, True, False, True, True]
+    gaussians.shN[5, 0, 2] = math.nan
+    gaussians.sh0[6, 0, 1] = -math.inf
+    assert gaussians.valid.tolist() == [False, False, True, False, True, False, False, True]
+    assert random_gaussians(2, degree=0).valid.all() and not len(gaussians.select(slice(0)).valid)
 
 
 def test_quaternions_of_zeros_are_invalid():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.support.strategy_models import check_moments, make_model
 from tsplat import ArgumentError, reference
@@ -113,6 +114,34 @@ def test_added_gaussians_are_copies_without_moments():
         assert not optimizers[name].state[parameter]["exp_avg"][20:].any()
         assert optimizers[name].state[parameter]["exp_avg"][:20].any()
     assert (params["opacities"].detach()[20:].sigmoid() >= 0.1 - 1e-6).all()
+
+
+def tensors_of(params, optimizers):
+    """Parameters and moments."""
+    moments = [optimizers[name].state[p][key] for name, p in params.items() for key in ("exp_avg", "exp_avg_sq")]
+    return [*params.values(), *moments]
+
+
+def test_gaussians_are_relocated_in_the_memory_that_they_have():
+    params, optimizers = make_model(20)
+    addresses = [tensor.data_ptr() for tensor in tensors_of(params, optimizers)]
+    relocate(params, optimizers, {}, torch.arange(20) < 5, binomial_table())
+    assert [tensor.data_ptr() for tensor in tensors_of(params, optimizers)] == addresses
+
+
+def test_gaussians_are_added_one_tensor_after_the_other(monkeypatch):
+    params, optimizers = make_model(20)
+    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors_of(params, optimizers)]
+    alive, cat = [], torch.cat
+
+    def counted(tensors):
+        alive.append(sum(not storage.expired() for storage in storages))
+        return cat(tensors)
+
+    monkeypatch.setattr(torch, "cat", counted)
+    sample_add(params, optimizers, {}, 3, binomial_table())
+    assert alive == list(range(len(storages), 0, -1))
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors_of(params, optimizers))
 
 
 def test_functions_of_clients_replace_parameters_and_moments():

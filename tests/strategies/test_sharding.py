@@ -11,7 +11,7 @@ from tests.support.strategy_models import check_moments, make_info, make_model
 from tests.support.thread_ranks import on_ranks
 from tsplat import ArgumentError
 from tsplat.runtime.process_group import RankGroup
-from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
+from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy, sharding
 from tsplat.strategies.sharding import Shard, select_smallest
 
 SCHEDULE = dict(refine_start_iter=0, refine_every=2, refine_stop_iter=100)
@@ -68,7 +68,8 @@ def refine(kind, n, ranks, limit):
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize(("n", "world_size"), slow_after(2, [(203, 2), (3, 4), (203, 5), (5_003, 3)]))
-def test_shards_are_refined_as_a_single_process_does(kind, n, world_size):
+def test_shards_are_refined_as_a_single_process_does(kind, n, world_size, monkeypatch):
+    monkeypatch.setattr(sharding, "COLUMNS", 2)
     expected, counts = refine(kind, n, RankGroup(), False)
     assert n < 10 or len(set(counts)) > 2
     ranks = on_ranks(world_size, lambda rank: refine(kind, n, rank, n > 5_000))

@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.support.training_scenes import gray
 from tsplat import UnsupportedError
 from tsplat.scene import View
+from tsplat.scene.gaussians import concatenate
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy, Strategy
 from tsplat.strategies.operations import remove
 from tsplat.training import Config, Trainer, fit
@@ -52,6 +54,32 @@ def test_memory_for_more_gaussians_counts_moments_as_they_are_stored(scene, mome
     for _ in range(3):
         trainer.advance()
     assert trainer._densification.strategy.cap_max == len(gaussians) + 40
+
+
+@pytest.mark.parametrize(
+    "strategy", [MCMCStrategy(**LIMITED), LongAxisStrategy(**LIMITED)], ids=lambda s: type(s).__name__
+)
+def test_refinement_keeps_no_second_copy_of_parameters(scene, strategy, monkeypatch):
+    gaussians, views = scene
+    trainer = Trainer(concatenate([gray(gaussians)] * 2), views, Config(steps=9, strategy=strategy))
+    trainer.advance()
+    trainer.advance()
+    tensors, _ = trainer.state()
+    storages = [
+        StorageWeakRef(t.untyped_storage()) for name, t in tensors.items() if name.startswith(("params", "adam"))
+    ]
+    del tensors
+    alive, cat = [], torch.cat
+
+    def counted(tensors, *args, **kwargs):
+        alive.append(sum(not storage.expired() for storage in storages))
+        return cat(tensors, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "cat", counted)
+    n = len(trainer.gaussians)
+    trainer.advance()
+    assert len(trainer.gaussians) > n
+    assert set(range(1, len(storages) + 1)) <= set(alive)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -319,8 +320,7 @@ class TracedCall:
         self.counts_lists = counts_lists
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
-            copies = {n: copy_with_layout(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
-            call = _trace_call(function, copies, v_strides)
+            call = _trace_call(function, _apart(arguments, enabled), v_strides)
         self.capacities: Capacities = call.forward.meta_inputs.options.capacity
         self.is_packed: bool = call.forward.meta_inputs.options.packed
         bases = Bases()
@@ -458,6 +458,23 @@ def _arena_after_zeros(bases: Bases, zeros: list[Tensor], handed_over: list[Life
         begin += size
         sizes.append(size)
     return base, sum(sizes), sizes[0]
+
+
+def _apart(arguments: dict[str, Any], enabled: bool) -> dict[str, Any]:
+    """Returns arguments whose tensors are leaves with storages of their own, to tell them apart.
+
+    A tensor is copied only if it shares its storage with another, or was made in inference mode.
+    """
+    n_uses = Counter(storage_of(value) for value in arguments.values() if isinstance(value, Tensor))
+
+    def apart(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if n_uses[storage_of(value)] > 1 or value.is_inference():
+            return copy_with_layout(value, enabled)
+        return value.detach().requires_grad_(enabled and value.requires_grad)
+
+    return {name: apart(value) for name, value in arguments.items()}
 
 
 def copy_with_layout(tensor: Tensor, enabled: bool = False) -> Tensor:

@@ -183,12 +183,12 @@ class Gaussians:
     def finite(self) -> Tensor:
         """[N] bool: True for Gaussians whose parameters are all finite. Logits and log scales may also be infinite."""
         return (
-            self.means.isfinite().all(-1)
-            & self.quats.isfinite().all(-1)
+            _finite_rows(self.means)
+            & _finite_rows(self.quats)
             & ~self.log_scales.isnan().any(-1)
             & ~self.opacity_logits.isnan()
-            & self.sh0.isfinite().all(-1).all(-1)
-            & self.shN.isfinite().all(-1).all(-1)
+            & _finite_rows(self.sh0)
+            & _finite_rows(self.shN)
         )
 
     @property
@@ -276,6 +276,14 @@ class Gaussians:
             sh0=sh_of_colors(colors.float())[:, None],
             shN=means.new_zeros(n, (sh_degree + 1) ** 2 - 1, 3),
         )
+
+
+def _finite_rows(tensor: Tensor) -> Tensor:
+    """[N] bool: True for rows whose values are all finite. Compares two values of a row, not all."""
+    values = tensor.detach().flatten(1)
+    if not values.shape[1]:
+        return values.new_ones(len(values), dtype=torch.bool)
+    return values.amin(1).isfinite() & values.amax(1).isfinite()
 
 
 def concatenate(parts: Sequence[Gaussians]) -> Gaussians:

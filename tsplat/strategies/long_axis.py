@@ -69,14 +69,15 @@ class LongAxisStrategy(MCMCStrategy):
         progress = (step + self.refine_every - self.refine_start_iter) / duration
         end = max(n_initial, min(self.cap_max, self.growth * n_initial))
         budget = int(n_initial + (end - n_initial) * math.sqrt(min(progress, 1.0)))
-        opacities = opacities_of(params)
-        dead = opacities <= self.min_opacity
+        weights = opacities_of(params)
+        dead = weights <= self.min_opacity
+        weights.masked_fill_(dead, 0.0)
         dead_rows = dead.nonzero().squeeze(1)
         dead_before, n_dead = count(ranks, len(dead_rows))
         n_split = min(max(n, budget) - (n - n_dead), n - n_dead)
-        weights = opacities.masked_fill(dead, 0.0)
         chosen = choose_rows(weights, n_split, self.generator, first, ranks)
         replaced = dead_rows[: max(0, n_split - dead_before)]
+        del weights, dead, dead_rows  # memory peaks in the split
         split_long_axis(params, optimizers, {}, chosen, replaced, scene, ranks)
         return min(n_dead, n_split), max(0, n_split - n_dead)
 

@@ -4,6 +4,7 @@ Names and positional arguments are those of `gsplat.strategy.ops` 1.6. All opera
 
 - `params` maps names to leaf tensors with a row per Gaussian: means [N, 3], scales [N, 3] before exp, quats [N, 4]
   (wxyz, any norm), opacities [N] or [N, 1] before sigmoid, and optionally others. Operations replace its entries.
+  Those of :func:`relocate` keep their memory, of which it changes some rows; :func:`sample_add` moves one tensor at a time.
 - `optimizers` maps the same names to optimizers, each with only this parameter. The rows of their states are changed
   like those of the parameters. Parameters that do not require a gradient need no optimizer. Other names are ignored.
 - `state` holds the statistics of a strategy. Tensors with a row per Gaussian are changed like the parameters.
@@ -44,7 +45,7 @@ from .gaussian_parameters import (
 )
 from .random_numbers import BLOCK, draw_key, row_indices, sample_rows, standard_normal
 from .relocation import check_binoms, compute_relocation
-from .rows import _update_param_with_optimizer, append_zeros, replace_rows
+from .rows import _update_param_with_optimizer, append_zeros, enlarge, replace_rows
 from .sharding import count, ranges, route
 
 LOG_SPLIT = math.log(1.6)
@@ -166,9 +167,10 @@ def reset_opa(params: Parameters, optimizers: Optimizers, state: State, value: f
 def _divided_among_copies(
     params: Parameters, chosen: Tensor, binoms: Tensor, min_opacity: float
 ) -> Callable[[str, Tensor], Tensor]:
-    """Returns a function that takes a parameter's name and value, and returns it with new values for chosen Gaussians.
+    """Returns a function that takes a parameter's name and value, and sets new values for chosen Gaussians in place.
 
-    With the new opacities and scales, k + 1 copies of a Gaussian that was chosen k times look like the original.
+    With the new opacities and scales, k + 1 copies of a Gaussian that was chosen k times look like the original. The
+    function returns a copy of the rows of the chosen Gaussians.
     """
     copies = torch.bincount(chosen, minlength=len(params["scales"]))[chosen] + 1
     opacities, scales = compute_relocation(
@@ -178,10 +180,9 @@ def _divided_among_copies(
     new = {"opacities": opacities.clamp(min_opacity, 1 - eps).logit(), "scales": scales.log()}
 
     def divide(name: str, p: Tensor) -> Tensor:
-        p = p.detach().clone()
         if name in new:
             p[chosen] = new[name].view(-1, *p.shape[1:])
-        return p
+        return p[chosen]
 
     return divide
 
@@ -218,7 +219,7 @@ def relocate(
 ) -> None:
     """Moves dead Gaussians to live ones, sampled by opacity with replacement, and divides the opacity among the copies.
 
-    Moments and statistics of moved and of sampled Gaussians are set to zero.
+    Moments and statistics of moved and of sampled Gaussians are set to zero. All tensors are changed in place.
 
     Args:
         mask: [N] bool, the dead Gaussians.
@@ -241,12 +242,11 @@ def relocate(
     move = route(ranks, ranges(ranks, len(chosen)), ranges(ranks, n_own))
 
     def relocated(name: str, p: Tensor) -> Tensor:
-        p = divide(name, p)
-        p[mask] = move(p[chosen])
+        p = p.detach()
+        p[mask] = move(divide(name, p))
         return p
 
     def cleared(rows: Tensor) -> Tensor:
-        rows = rows.clone()
         rows[chosen] = rows[mask] = 0
         return rows
 
@@ -279,11 +279,13 @@ def sample_add(
     chosen = sample_rows(_sampling_weights(params), n, generator, ranks)
     divide = _divided_among_copies(params, chosen, binoms, min_opacity)
 
-    def grown(name: str, p: Tensor) -> Tensor:
-        p = divide(name, p)
-        return torch.cat([p, p[chosen]])
+    append = enlarge(params, optimizers, len(chosen))
 
-    append = append_zeros(len(chosen))
+    def grown(name: str, p: Tensor) -> Tensor:
+        p = append(p.detach())
+        p[n_rows:] = divide(name, p)
+        return p
+
     replace_rows(params, optimizers, state, n_rows, grown, append, append)
     if scene is not None:
         scene.on_sample_add(chosen)

@@ -9,6 +9,9 @@ from ..arguments import FLOATS, INTEGERS, check_tensor
 from ..runtime.compilation import with_plain_tensors
 from .gaussian_parameters import check_floats, check_min_opacity
 
+BLOCK = 2**14
+"""Number of Gaussians of which all coefficients are in memory at a time."""
+
 
 def binomial_table(n_max: int = 51) -> Tensor:
     """Returns the binomial coefficients C(n, k) in row n and column k; 0 where k > n. [n_max, n_max] fp64"""
@@ -55,16 +58,20 @@ def compute_relocation(
     check_min_opacity(min_opacity)
     n_max = len(binoms)
     copies = ratios.double().nan_to_num(1).clamp(1, n_max).long()
-    o = flat.double()
-    new = 1 - (1 - o) ** (1 / copies.double())
-    if min_opacity > 0:
-        new = new.clamp(min_opacity, 1 - torch.finfo(opacities.dtype).eps)
     # The coefficients of the powers of o', summed over i.
-    coefficients = binoms.double().cumsum(0)[copies - 1]
-    k = torch.arange(n_max, device=o.device)
+    k = torch.arange(n_max, device=flat.device)
     signs = 1.0 - 2.0 * (k % 2)
-    total = (coefficients * signs / (k + 1).double().sqrt() * new[:, None] ** (k + 1)).sum(-1)
-    # Scales do not change if o is so small that o' is rounded to 0.
-    factor = torch.where(total > 0, o / total, 1.0)
-    new_scales = scales.detach().double() * factor[:, None]
-    return new.to(opacities.dtype).view_as(opacities), new_scales.to(scales.dtype)
+    coefficients = binoms.double().cumsum(0) * signs / (k + 1).double().sqrt()
+    new, new_scales = torch.empty_like(flat), torch.empty_like(scales)
+    for begin in range(0, n_gaussians, BLOCK):
+        block = slice(begin, begin + BLOCK)
+        o = flat[block].double()
+        opacity = 1 - (1 - o) ** (1 / copies[block].double())
+        if min_opacity > 0:
+            opacity = opacity.clamp(min_opacity, 1 - torch.finfo(opacities.dtype).eps)
+        total = (coefficients[copies[block] - 1] * opacity[:, None] ** (k + 1)).sum(-1)
+        # Scales do not change if o is so small that o' is rounded to 0.
+        factor = torch.where(total > 0, o / total, 1.0)
+        new[block] = opacity
+        new_scales[block] = scales.detach()[block].double() * factor[:, None]
+    return new.view_as(opacities), new_scales

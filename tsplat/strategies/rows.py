@@ -70,6 +70,21 @@ def replace_rows(
         state.update(rows)
 
 
+@torch.no_grad()
+def replace_one_by_one(params: Parameters, optimizers: Optimizers, function: Callable[[Tensor], Tensor]) -> None:
+    """Replaces parameters and their moments by what a function returns for each, one tensor after the other.
+
+    Needs the memory of one successor at a time. If the function raises, earlier tensors have been replaced.
+    """
+    for name in tuple(params):
+        _update_param_with_optimizer(
+            lambda _, p: function(p.detach()), lambda _, moment: moment, params, optimizers, [name]
+        )
+        entries = optimizers[name].state.get(params[name], {}) if name in optimizers else {}
+        for key in [key for key, value in entries.items() if has_rows(key, value)]:
+            entries[key] = function(entries[key])
+
+
 def append_zeros(n: int) -> Callable[[Tensor], Tensor]:
     """Returns a function that appends n rows of zeros; for n = 0, it returns its argument."""
     return lambda rows: torch.cat([rows, rows.new_zeros(n, *rows.shape[1:])]) if n else rows
@@ -90,13 +105,8 @@ def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Ten
         enlarged.add(longer.untyped_storage()._cdata)
         return longer[: len(rows)]
 
-    for name in params if n else ():
-        entries = optimizers[name].state.get(params[name], {}) if name in optimizers else {}
-        for key in [key for key, value in entries.items() if has_rows(key, value)]:
-            entries[key] = moved(entries[key])
-        _update_param_with_optimizer(
-            lambda _, p: moved(p.detach()), lambda _, moment: moment, params, optimizers, [name]
-        )
+    if n:
+        replace_one_by_one(params, optimizers, moved)
 
     def append_in_place(rows: Tensor) -> Tensor:
         if rows.untyped_storage()._cdata not in enlarged:

@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 
 from ..runtime.process_group import RankGroup
+from ..support.interruption import DeferredSignals
 from .gaussian_parameters import Follower, Optimizers, Parameters, State
-from .rows import replace_rows
+from .rows import replace_one_by_one, replace_rows
 
 DIGIT = 11
 """Number of bits per digit of the radix selection in :func:`select_smallest`."""
+
+COLUMNS = 16
+"""Number of values of each row that :func:`reshard` moves at a time, since what it receives is copied once more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,10 +137,19 @@ def reshard(params: Parameters, optimizers: Optimizers, state: State, order: Row
         moves.append(route(ranks, sources, targets))
         first = whole.stop
 
-    def moved(rows: Tensor) -> Tensor:
-        return torch.cat([move(part) for move, part in zip(moves, torch.split(rows, own_lengths), strict=True)])
+    block = blocks[ranks.rank]
 
-    replace_rows(params, optimizers, state, sum(own_lengths), lambda _, p: moved(p.detach()), moved, moved)
+    def moved(rows: Tensor) -> Tensor:
+        columns = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
+        received = columns.new_empty(block.stop - block.start, columns.shape[1])
+        for some, target in zip(torch.split(columns, COLUMNS, 1), torch.split(received, COLUMNS, 1), strict=True):
+            parts = torch.split(some, own_lengths)
+            torch.cat([move(part) for move, part in zip(moves, parts, strict=True)], out=target)
+        return received.view(len(received), *rows.shape[1:])
+
+    with DeferredSignals():
+        replace_one_by_one(params, optimizers, moved)
+        replace_rows({}, {}, state, sum(own_lengths), lambda _, p: p, moved, moved)
     return shard
 
 

@@ -97,10 +97,7 @@ class Densification:
         shard = Shard(self._ranks, n_gaussians) if self._sharded else None
         available = {"lr": self._noise_rate(lr), "shard": shard, "backend": self._config.backend}
         arguments = {name: available[name] for name in strategy.arguments}
-        try:
-            strategy.step_post_backward(params, optimizers, self.strategy_state, step, info, **arguments)
-        finally:  # a strategy may have replaced parameters before an error, such as too little memory
-            self._parameters.params.update(params)
+        strategy.step_post_backward(params, optimizers, self.strategy_state, step, info, **arguments)
         return count(self._ranks if self._sharded else None, len(params["means"]))[1] if refines else n_gaussians
 
     def _limit_by_memory(self, n_gaussians: int) -> None:

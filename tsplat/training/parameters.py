@@ -65,16 +65,16 @@ class Parameters:
     rates of lengths are relative.
 
     Attributes:
-        params: The parameters by name.
-        optimizers: The optimizer of each parameter, under the same names.
-        gaussian_names: Names of the parameters with a row per Gaussian.
+        of_gaussians: The parameters with a row per Gaussian, by name. Strategies change this dictionary.
+        optimizers: The optimizer of each parameter, by the parameter's name.
         frozen: Names of the parameters that are not updated.
         rows: Rows of the Gaussians that have gradients, [R] int64, see :func:`.selection.select`; None for all.
         lenses: The lenses that views share.
     """
 
     def __init__(self, gaussians: Gaussians, views: Sequence[View], extent: float, config: Config) -> None:
-        self.params: dict[str, Tensor] = {}
+        self.of_gaussians: dict[str, Tensor] = {}
+        self._of_views: dict[str, Tensor] = {}
         self.optimizers: dict[str, Adam] = {}
         self.rows: Tensor | None = None
         self._row_gradients: dict[str, Tensor] = {}
@@ -86,20 +86,31 @@ class Parameters:
         }
         moments_dtype = torch.bfloat16 if config.adam_moments == "bf16" else None
         for name, tensor in gaussians.tensors().items():
-            self._add(GSPLAT_NAMES[name], tensor, moments_dtype)
-        self.gaussian_names = tuple(self.params)
+            self._add(self.of_gaussians, GSPLAT_NAMES[name], tensor, moments_dtype)
         self.frozen = frozenset(name for group in config.freeze for name in FROZEN_NAMES[group])
         self._cameras = [view.camera for view in views]
         self.lenses = Lenses(self._cameras)
         if config.pose_refinement:
             rolls = any(camera.viewmat_end is not None for camera in self._cameras)
-            self._add("motions", identity_motions(len(views), gaussians.means, rolls=rolls))
+            self._add(self._of_views, "motions", identity_motions(len(views), gaussians.means, rolls=rolls))
         if config.lens_refinement:
-            self._add("lenses", gaussians.means.new_zeros(len(self.lenses), 4))
+            self._add(self._of_views, "lenses", gaussians.means.new_zeros(len(self.lenses), 4))
         if config.exposure:
-            self._add("exposures", identity_exposures(len(views), gaussians.means))
+            self._add(self._of_views, "exposures", identity_exposures(len(views), gaussians.means))
 
-    def _add(self, name: str, initial: Tensor, moments_dtype: torch.dtype | None = None) -> None:
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The parameters of Gaussians and views by name, in a new dictionary."""
+        return self.of_gaussians | self._of_views
+
+    @property
+    def gaussian_names(self) -> tuple[str, ...]:
+        """Names of the parameters with a row per Gaussian."""
+        return tuple(self.of_gaussians)
+
+    def _add(
+        self, params: dict[str, Tensor], name: str, initial: Tensor, moments_dtype: torch.dtype | None = None
+    ) -> None:
         n = self._config.views_per_step
         parameter = torch.nn.Parameter(initial.detach().clone())
         # The epsilon of 3DGS: gradients of single Gaussians are far below Adam's default of 1e-8.
@@ -111,7 +122,7 @@ class Parameters:
             backend=self._config.backend,
             moments_dtype=moments_dtype,
         )
-        self.params[name] = parameter
+        params[name] = parameter
 
     def gaussians(self, *, detached: bool = False, params: Mapping[str, Tensor] | None = None) -> Gaussians:
         """Returns the Gaussians of `params`, or of all parameters, with gradients unless they are detached."""
@@ -133,9 +144,11 @@ class Parameters:
             shorten_needles(self.params["scales"].detach(), self.params["means"].detach(), self._cameras, limit)
 
     def for_strategy(self) -> tuple[dict[str, Any], dict[str, torch.optim.Optimizer]]:
-        """Returns the Gaussians' parameters and their optimizers, as new dictionaries."""
-        names = self.gaussian_names
-        return {name: self.params[name] for name in names}, {name: self.optimizers[name] for name in names}
+        """Returns the Gaussians' parameters, to be changed, and their optimizers.
+
+        No other dictionary has the parameters, so that one that is replaced is released at once.
+        """
+        return self.of_gaussians, {name: self.optimizers[name] for name in self.of_gaussians}
 
     def gradient(self, name: str) -> Tensor:
         """Returns the gradient of a parameter, contiguous; zeros if there is none yet."""
@@ -219,7 +232,7 @@ class Parameters:
         """
         for name, optimizer in self.optimizers.items():
             parameter = torch.nn.Parameter(tensors[f"params/{name}"])
-            self.params[name] = parameter
+            (self.of_gaussians if name in self.of_gaussians else self._of_views)[name] = parameter
             optimizer.param_groups[0]["params"] = [parameter]
             optimizer.state.clear()
             if name not in adam_steps:
