@@ -1,59 +1,60 @@
 r"""Front-to-back compositing of the Gaussians of each tile, forward and backward. Read this page first.
 
-**The idea.** Color of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T_end
-background, with w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)), T_i the product of 1 - alpha_j over j < i,
-and T_end that over all. One program, of one warp, renders one part of a tile, the parts with the longest lists first.
-(In the backward pass on a CPU, a program handles all parts of a tile.) Parts fill a GPU where tiles are few, and fewer
-Gaussians reach a part than its tile. The program walks the part's list one Gaussian after the other, and loads each
-record while it blends the one before. Very long lists are cut into chunks, each with a program of its own: the product
-of 1 - alpha over each chunk comes first and gives T where the next one starts; the colors of chunks are added last.
+**The algorithm.** The color of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3) is the sum of
+w_i c_i + T_end background, with w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)), T_i the product of
+1 - alpha_j over j < i, and T_end the product over all j. One program, of one warp, renders one part of a tile; parts
+with the longest lists are launched first. (In the backward pass on a CPU, a program handles all parts of a tile.) Parts
+keep a GPU busy if there are few tiles, and fewer Gaussians reach a part than its tile. The program walks the list of
+the part Gaussian by Gaussian, and loads the next record while it blends the current one. Very long lists are cut into
+chunks, which are composited by separate programs: a first kernel computes the product of 1 - alpha over each chunk,
+which gives T at the start of the next one; a last kernel adds up the colors of chunks.
 
 The backward pass walks back to front, starting from the remaining transmittance and dividing 1 - alpha out again. One
 recurrence replaces a buffer per channel. With v the gradient of the pixel, let behind_i = (sum over j > i of
-w_j (v . c_j) + T_end (v . background - v_alpha)) / T_(i + 1), which is v times the color that shows behind Gaussian i.
+w_j (v . c_j) + T_end (v . background - v_alpha)) / T_(i + 1): v times the color that is visible behind Gaussian i.
 Then dL/d alpha_i = T_i (v . c_i - behind_i), and behind_(i - 1) = behind_i + alpha_i (v . c_i - behind_i). (Front to
 back, the sum would be a difference of large numbers.) The gradients of a Gaussian are linear in sums over pixels of
-g = alpha dL/d alpha times functions of the pixel. A program writes these sums to the slot of the list's entry, and
-`slots` adds those of a Gaussian. There are no atomics, so results are bit-reproducible.
+g = alpha dL/d alpha times functions of the pixel. A program writes these sums to the slot of the list entry, and
+`slots` adds up the slots of each Gaussian. There are no atomics, so results are bit-reproducible.
 
-**The data**, of one tile with two parts and the intersections A, B and C, front to back:
+**The data** of a tile with two parts and three intersections A, B and C, front to back:
 
-    rows           A B C           projected Gaussians; a record for each           records
-    intersections  A B C           of the tile, sorted by depth                     (made by the stage before)
+    rows           A B C           projected Gaussians, with one record each        records
+    intersections  A B C           of the tile, sorted by depth                     (from the intersect stage)
                    |\ \|
-    lists      A B | A C |         of part 0 and part 1; their entries are rows     part_lists
+    lists      A B | A C |         of parts 0 and 1; an entry is a row              part_lists
                ----+-----+
     chunks     A,B | A,C |         pieces of a list, if it is long                  chunks
                 v     v
-    images         pixels, and where the walk of each list ended                    composite_forward
+    images         pixels, and the end of the walk of each list                     composite_forward
                 v     v
-    slots      A A | B | C         one per entry, those of a Gaussian side by side  slots, composite_backward
+    slots      A A | B | C         one per entry, grouped by Gaussian               slots, composite_backward
                 \/
     sums       A     B   C         added in a fixed order; then gradients           slots
 
-**The words**, each with one meaning:
+**The terms**:
 
     row         a projected Gaussian, as an index; rows of tiles or pixels are called tile rows and pixel rows
-    record      what compositing reads of a row, side by side in memory: values of its footprint, opacity, features
-    footprint   what a kind of splat is at a pixel; the other files know only what a `Footprint` says
+    record      the inputs of compositing for a row, contiguous in memory: values of the footprint, opacity, features
+    footprint   evaluates a splat at a pixel; the other files use the interface `Footprint`
     part        rectangle of a tile's pixels, composited by one program
     list        the rows that may reach a part, front to back
     entry       an element of a list; in the backward pass, a row and a slot
     walk        the loop of a program over a list or a chunk
-    chunk       piece of a long list, composited by a program of its own
-    launch order    in which programs take the lists
+    chunk       piece of a long list, composited by a separate program
+    launch order    the order in which programs take the lists
     Gaussian-major  order of intersections: by Gaussian, then by span
-    span        what a Gaussian intersects of one tile row
+    span        the run of tiles that a Gaussian intersects in one tile row
     slot        where the backward pass writes the sums of an entry over the part's pixels
-    moment      one of the ellipse's sums over pixels of g
+    moment      one of the sums over pixels from which the gradients of an ellipse are computed
 
 **The files**, in the order of a call: the launchers below call `records` and `part_lists`, `chunks` if a list is cut,
 and `composite_forward`; then `slots`, `composite_backward`, and `slots` again. From 16 channels on, `features_forward`
-and `features_backward`, with `matrices`, take the place of the walks. `walk_steps` has what all walks share,
-`pixel_sums` the sums over the pixels of a part, `rays` those of pixels and their gradients, `beams` what bounds the
-rays of a part, `distortion` that of a feature, and `footprints` the math of a splat. `tuning` chooses parts, chunks and
-compiler options for a device. `kernels/scans.py` keeps lists within memory that was allocated before they were counted,
-and `alphas` finds who contributes to a pixel.
+and `features_backward`, with `matrices`, replace the walks. `walk_steps` has the steps that walks share, `pixel_sums`
+the sums over the pixels of a part, `rays` the rays of pixels and their gradients, `beams` the bounds of the rays of a
+part, `distortion` the distortion of a feature, and `footprints` the math of a splat. `tuning` chooses parts, chunks and
+compiler options for a device. `kernels/scans.py` keeps lists within preallocated memory, and `alphas` finds the
+Gaussians that contribute to a pixel.
 """
 
 import torch
@@ -85,11 +86,11 @@ __all__ = [
 
 
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, settings: CompositingSettings) -> int:
-    """Returns the most bytes of entries, slots and chunks that compositing needs per intersection."""
+    """Returns an upper bound of the bytes of entries, slots and chunks per intersection."""
     shape = part_shape(means, grid.tile_size, grid.n_tiles, n_features)
     size = means.dtype.itemsize
     parts = grid.tile_size**2 // (shape.width * shape.height)
-    # For each pixel and chunk: two transmittances, a number of entries, and colors; distortion and the row of a median.
+    # Per pixel and chunk: two transmittances, a number of entries, colors, distortion and the row of the median.
     chunks = shape.width * shape.height * (3 + n_features + 2 * settings.distortion) * size // shape.chunk
     slots = 1 if is_compiled_for_cpu(means) else parts
     columns = FOOTPRINTS[settings.footprint].slot_columns(n_features, settings.absgrad)
@@ -105,26 +106,26 @@ def composite_fwd(
     settings: CompositingSettings,
     rays: Rays | None = None,
 ) -> PartLists | None:
-    """Writes the pixels of a band of tiles.
+    """Composites the pixels of a band of tiles.
 
     Args:
         backgrounds: [I, D] or None; depth has background 0.
-        masks: [I, tiles] bool or None; a tile that is false shows the background.
-        intersections: Of the band.
+        masks: [I, tiles] bool or None; a false tile shows the background.
+        intersections: The intersections of the band.
         buffers: Output.
         settings: See :class:`CompositingSettings`.
-        rays: Of the pixels, if the footprint is evaluated along them.
+        rays: The rays of pixels, if the footprint is evaluated along rays.
 
     Returns:
-        The lists for :func:`composite_bwd`, without ids of entries: that pass lists entries again, with their slots.
-        None from `kernels_torch`.
+        The lists for :func:`composite_bwd`, without ids of entries: the backward pass lists entries again, with their
+        slots. `kernels_torch` returns None.
     """
     band = _band(splats, intersections, buffers.colors.shape[0], settings, rays)
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
     if by_matrices:
         splats = splats.gather_colors()
     first_group = _without_features(splats) if by_matrices else channel_group(splats, 0, settings)
-    # The backward pass reads the same records if one group has all channels.
+    # The backward pass reuses the records if a single group has all channels.
     saves_records = first_group is splats and buffers.last_ids is not None
     large = splats.opacities.new_empty(splats.opacities.shape, dtype=torch.bool) if saves_records else None
     records = pack_records(first_group, settings, large)
@@ -166,17 +167,17 @@ def composite_bwd(
     rays: Rays | None = None,
     depth_sums: Tensor | None = None,
 ) -> SplatGradients:
-    """Returns the gradients of each row due to a band of tiles.
+    """Computes the gradients of splats from a band of tiles.
 
     Args:
-        splats, backgrounds, intersections, settings: As for :func:`composite_fwd`; ``gaussian_major`` is required.
-        transmittances, last_ids: [I, H, W] of :func:`composite_fwd`.
-        v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel, and [I, H, W, 1] or None
-            for zero.
-        v_splats: Those due to earlier bands, added to and returned; or None.
-        lists: What :func:`composite_fwd` returned for the only band; None to make them again, if there may be more.
-        rays: As for :func:`composite_fwd`, with ``v_per_pixel``, which is added to.
-        depth_sums: [I, H, W], the rendered channel of the last feature; only with distortion.
+        splats, backgrounds, intersections, settings: As in :func:`composite_fwd`; ``gaussian_major`` is required.
+        transmittances, last_ids: [I, H, W], outputs of :func:`composite_fwd`.
+        v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel; and [I, H, W, 1], or None for
+            zero.
+        v_splats: Gradients from earlier bands, which are added to and returned; or None.
+        lists: The result of :func:`composite_fwd` if there is a single band; None to make the lists again.
+        rays: As in :func:`composite_fwd`. Gradients are added to ``v_per_pixel``.
+        depth_sums: [I, H, W], the rendered channel of the last feature; with distortion only.
     """
     gaussian_major = intersections.gaussian_major
     assert gaussian_major is not None
@@ -196,7 +197,7 @@ def composite_bwd(
         large = torch.empty_like(splats.opacities, dtype=torch.bool)
         records = pack_records(_without_features(splats) if by_matrices else splats, settings, large)
     columns = band.footprint.slot_columns(n_features, settings.absgrad)
-    # Matrix products, and the gradients of rays, are not computed in layers.
+    # Matrix products and gradients of rays do not support layers.
     is_layered = not by_matrices and (rays is None or rays.v_per_pixel is None)
     slots = assign_slots(lists, band, records, columns, 2 + settings.distortion if is_layered else None)
     ranges = Ranges.of(lists, slots.launch_order)
@@ -225,7 +226,7 @@ def _band(
 
 
 def _allocate_gradients(splats: Splats, settings: CompositingSettings, *, zero: bool, has_sums: bool) -> SplatGradients:
-    """Returns gradients of rows to write, or zeros."""
+    """Allocates the gradients of rows, set to zero if `zero`."""
     n_rows, n_features = splats.opacities.numel(), splats.n_features
     allocate = splats.opacities.new_zeros if zero else splats.opacities.new_empty
     columns = FOOTPRINTS[settings.footprint].slot_columns(n_features, settings.absgrad)
@@ -244,10 +245,10 @@ def _without_features(splats: Splats) -> Splats:
 
 
 def _list_again(splats: Splats, band: BandTask, image: Tensor) -> PartLists:
-    """Returns the lists of a band. The forward pass runs again if lists are cut, for what chunks add.
+    """Makes the lists of a band again. If lists are cut, runs the forward pass again, for the results of chunks.
 
     Args:
-        image: Of the shape and dtype of the pixels [I, H, W, D].
+        image: Any tensor with the shape and dtype of the pixels [I, H, W, D].
     """
     records = pack_records(_without_features(splats), band.settings)
     lists = list_parts(records, band, image.shape[3], has_walk_ends=False)

@@ -1,4 +1,4 @@
-"""Alphas of Gaussians at the pixels of a tile, with the bits of walks: they tell who contributes to a pixel."""
+"""Alphas of Gaussians at the pixels of a tile, with the same bits as in compositing, to find contributors of pixels."""
 
 import math
 from collections.abc import Callable
@@ -21,8 +21,8 @@ BLOCK = 128
 def _alphas_kernel(
     records,  # [nnz, WIDTH]
     rows,  # [K] int32 or int64
-    x,  # [w] centers of the tile's pixel columns
-    y,  # [h]
+    x,  # [w] centers of the pixel columns of the tile
+    y,  # [h] centers of the pixel rows
     alphas,  # [K, h, w], output
     n: "Int", width: "Int", height: "Int",
     FOOTPRINT: tl.constexpr, WIDTH: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, FAST: tl.constexpr,
@@ -41,9 +41,9 @@ def _alphas_kernel(
 
 
 def tile_alphas(splats: Splats, settings: CompositingSettings) -> Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]:
-    """Returns a function that computes alphas of Gaussians at the pixels of a tile, 0 below the threshold.
+    """Returns a function that computes the alphas of Gaussians at the pixels of a tile, 0 below ALPHA_MIN.
 
-    Its arguments are rows [K] and the centers x [w] and y [h] of the pixels; it returns [h * w, K].
+    The arguments of the function are rows [K] and the pixel centers x [w] and y [h]. It returns [h * w, K].
     """
     records = pack_records(splats, settings)
 

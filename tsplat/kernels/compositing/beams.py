@@ -1,9 +1,9 @@
-"""Beams: what bounds the rays of tiles and of their parts, for footprints that are evaluated along rays.
+"""Beams: bounds of the rays of tiles and of their parts, for footprints that are evaluated along rays.
 
-A tile has a *frame*: an origin o near those of its rays, a direction d near theirs, an axis e perpendicular to it along
-the pixel rows, and the largest distance of a ray's origin from o. The third axis is d x e. At depth z along d, a ray is
-at g + z a on each axis, with g where it meets the plane of o, and a its slope. A part has a *box*: the bounds of g and
-a, over the rays of its pixels, on both axes.
+A tile has a *frame*: the mean origin o and the mean direction d of its rays, an axis e perpendicular to d along the
+pixel rows, and the largest L1 distance of a ray's origin from o. The third axis is f = d x e. At depth z along d, the
+coordinate of a ray on an axis is g + z a, with the slope a, and g where the ray meets the plane through o. A part has a
+*box*: the bounds of g and a over the rays of its pixels, on both axes.
 """
 
 import triton
@@ -18,15 +18,15 @@ from .walk_steps import BandTask, PartGrid, part_pixels
 
 FRAME = tl.constexpr(10)
 BOX = tl.constexpr(8)
-"""Values of a frame, and of a box."""
+"""Number of values of a frame, and of a box."""
 
 COSINE_MIN = tl.constexpr(0.1)
-"""Least cosine of the angle between a ray and d. Frames of tiles with wider angles are NaN, and bound nothing."""
+"""Minimum cosine of the angle between a ray and d. Frames of tiles with wider angles are NaN and exclude nothing."""
 
 
 @triton.jit
 def _sums(values, kept):
-    """Returns the sum of each value over the pixels that are kept."""
+    """Returns the sum of each value over the pixels where ``kept`` is true."""
     sums = ()
     for k in tl.static_range(len(values)):
         sums = sums + (tl.sum(tl.where(kept, values[k], 0.0)),)
@@ -35,7 +35,7 @@ def _sums(values, kept):
 
 @triton.jit
 def _perpendicular(v, d):
-    """Returns the unit vector of the component of v perpendicular to d, and the squared length of that component."""
+    """Returns the component of v perpendicular to d as a unit vector, and its squared length."""
     along = dot(v, d)
     left = (v[0] - along * d[0], v[1] - along * d[1], v[2] - along * d[2])
     unit, _ = normalize3(left)
@@ -44,7 +44,7 @@ def _perpendicular(v, d):
 
 @triton.jit
 def _axis(v, w, d):
-    """Returns a unit vector perpendicular to d: along v, or w if v has hardly any such component, or else any."""
+    """Returns a unit vector perpendicular to d: the component of v, or of w if that of v is too short, or any."""
     unit, square = _perpendicular(v, d)
     second, second_square = _perpendicular(w, d)
     x = tl.abs(d[0]) < 0.5
@@ -53,7 +53,7 @@ def _axis(v, w, d):
     for k in tl.static_range(3):
         other = tl.where(second_square > 1e-12, second[k], any_axis[k])
         chosen = chosen + (tl.where(square > 1e-6, unit[k], other),)
-    # Once more, as rounding was relative to v.
+    # Orthogonalize again, as the rounding error was relative to v.
     again, _ = _perpendicular(chosen, d)
     return again
 
@@ -64,7 +64,7 @@ def _beams_kernel(
     part_grid: "PartGrid",
     beams,  # [tiles, FRAME + BOX parts], output
     PART: tl.constexpr,
-    WHOLE: tl.constexpr,  # a tile as a part
+    WHOLE: tl.constexpr,  # the tile as a single part
 ):
     """Computes the frame of a tile and the boxes of its parts. One program per tile."""
     TILE: tl.constexpr = PART.TILE
@@ -104,7 +104,7 @@ def _beams_kernel(
         frame = frame + (tl.where(is_wide, float("nan"), d[k]),)
     first_out = beams + tile.to(tl.int64) * (FRAME + BOX * PARTS)
     store_tuple(first_out, 1, frame + e + (spread,))
-    # Of a NaN frame, boxes only say whether there are rays: their values are finite, as minima may leave out NaN.
+    # If the frame is NaN, boxes only tell whether there are rays. Their values are finite, as minima may ignore NaN.
     safe = tl.where(cosine > constant(COSINE_MIN, cosine), cosine, 1.0)
     depth = dot(from_o, d)
     a = (dot(ray[3:], e) / safe, dot(ray[3:], f) / safe)
@@ -127,7 +127,7 @@ def load_box(beams, tile, part: tl.constexpr, mask, PARTS: tl.constexpr):
 
 
 def find_beams(band: BandTask) -> Tensor | None:
-    """Returns frames and boxes of a band's tiles, [tiles, FRAME + BOX parts]; None if the footprint needs none."""
+    """Computes frames and boxes of a band's tiles, [tiles, FRAME + BOX parts]; None if the footprint needs none."""
     if not band.footprint.BEAMS:
         return None
     assert band.rays is not None

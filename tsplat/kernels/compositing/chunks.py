@@ -1,7 +1,7 @@
-"""Long lists of parts, cut into chunks: transmittances where chunks start, and the sum of what chunks add.
+"""Chunks of long lists: transmittances at the start of chunks, and the sum of the colors of chunks.
 
-The product of 1 - alpha over each chunk gives the transmittance where the next one starts. Then chunks are
-composited like lists that are not cut, by ``composite_forward`` or ``features_forward``, and added here.
+The product of 1 - alpha over each chunk gives the transmittance at the start of the next one. Then chunks are
+composited like lists that are not cut, by ``composite_forward`` or ``features_forward``, and added up here.
 """
 
 import torch
@@ -28,10 +28,10 @@ from .walk_steps import (
 )
 
 CHANNELS = 8
-"""Most channels per program that adds chunks."""
+"""Maximum number of channels of a program that adds up chunks."""
 
 COMBINED = 4
-"""Chunks of a list that are loaded at once, before they are added."""
+"""Number of chunks that are loaded at a time, before they are added."""
 
 
 @kernel
@@ -45,7 +45,7 @@ def _transmittance_kernel(
     STEP: tl.constexpr,
     WALK: tl.constexpr,
 ):
-    """Computes the product of 1 - alpha over each chunk but the last of a list, also where pixels have stopped."""
+    """Computes the product of 1 - alpha over each chunk of a list except the last one, also for stopped pixels."""
     PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
@@ -70,7 +70,7 @@ def _transmittance_kernel(
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = record_behind
             done = stop
-            # Where it is lower, pixels have stopped before the next chunk.
+            # Once all products are lower than this, no pixel reaches the next chunk.
             highest = tl.max(transmittance)
             alive = highest > constant(WALK.TRANSMITTANCE_MIN, highest)
         tl.store(products + program.to(tl.int64) * (PART.WIDTH * PART.HEIGHT) + pixels.part_index, transmittance)
@@ -81,15 +81,15 @@ def _combine_kernel(
     backgrounds,  # [I, n_colors] or None
     ranges: "Ranges",
     images: "RenderBuffers",  # output
-    chunks: "Chunks",  # colors are zeroed where pixels have stopped before
+    chunks: "Chunks",  # colors are set to zero where a pixel has stopped before the chunk
     part_grid: "PartGrid",
     n_colors: "Int", n_features: "Int", channel_groups: "Int",
     CHANNELS: tl.constexpr, COMBINED: tl.constexpr, DISTORTION: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Adds the chunks of each list that is cut, up to the one in which a pixel stopped.
+    """Adds up the chunks of each cut list, up to the chunk in which a pixel stopped.
 
-    The programs of a list's first chunk add all of its chunks: ``channel_groups`` programs, of CHANNELS channels each.
-    With DISTORTION, the last channel is distortion and the one before it z, see ``distortion``.
+    The programs of the first chunk of a list add all of its chunks: ``channel_groups`` programs with CHANNELS channels
+    each. With DISTORTION, the last channel is distortion and the second last is z, see ``distortion``.
     """
     dtype = chunks.colors.dtype.element_ty  # type: ignore[union-attr]
     WIDTH: tl.constexpr = PART.WIDTH
@@ -111,7 +111,7 @@ def _combine_kernel(
             z_in_front = tl.zeros([HEIGHT, WIDTH], dtype)
             median = tl.full([HEIGHT, WIDTH], -1, tl.int32)
         for base in range(first_chunk, end_chunk, COMBINED):
-            # All loads come first, so that their latencies overlap.
+            # Issue all loads first, so that their latencies overlap.
             transmittance_behind = ()
             added = ()
             last_added = ()
@@ -132,7 +132,7 @@ def _combine_kernel(
                 for k in tl.static_range(CHANNELS):
                     address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + part_pixel
                     added = added + (tl.load(chunks.colors + address, mask=exists),)
-            # T <- T behind the chunk;  C <- C + what the chunk adds, unless the pixel has stopped before
+            # T <- T behind the chunk;  C <- C + color of the chunk, unless the pixel has stopped before
             for n in tl.static_range(COMBINED):
                 exists = base + n < end_chunk
                 alive = (transmittance > 0.0) & exists
@@ -180,7 +180,7 @@ def _combine_rays_kernel(
     part_grid: "PartGrid",
     PART: tl.constexpr,
 ):
-    """Adds the gradients of rays of the chunks of each list that is cut, in the program of its first chunk."""
+    """Adds up the gradients of rays over the chunks of each cut list, in the program of its first chunk."""
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
@@ -222,11 +222,11 @@ def chunk_products(records: Tensor, lists: PartLists, band: BandTask) -> Tensor 
 def combine_chunks(
     ranges: Ranges, chunks: Chunks, backgrounds: Tensor | None, buffers: RenderBuffers, band: BandTask
 ) -> None:
-    """Writes the pixels of lists that are cut. Does nothing if there are none.
+    """Writes the pixels of cut lists. Does nothing if no list is cut.
 
     Args:
-        ranges, chunks: What the walks of chunks have written.
-        backgrounds, buffers: As for ``composite_fwd``.
+        ranges, chunks: As written by the walks of chunks.
+        backgrounds, buffers: As in ``composite_fwd``.
     """
     if ranges.n_chunks == 0:
         return
@@ -252,7 +252,7 @@ def combine_chunks(
 
 
 def combine_rays(ranges: Ranges, chunk_v_rays: Tensor | None, v_rays: Tensor, band: BandTask) -> None:
-    """Writes the gradients of rays [I, 6, H, W] of lists that are cut from those of chunks [n_chunks, 6, pixels]."""
+    """Sums the gradients of rays of chunks [n_chunks, 6, pixels] to those of cut lists, in v_rays [I, 6, H, W]."""
     if chunk_v_rays is not None:
         _combine_rays_kernel.launch(
             programs(ranges.n_chunks, 1),

@@ -36,7 +36,7 @@ def _begin_pixels(pixels, final, v_images, backgrounds, part_grid, WALK: tl.cons
     """Loads the state of the pixels of a block behind all Gaussians.
 
     Returns:
-        T; ``behind``; the gradients of features; the state of ``distortion``, or ().
+        T; ``behind``; the gradients of the pixels; the state of ``distortion``, or ().
     """
     FEATURES: tl.constexpr = WALK.FEATURES
     VALUES: tl.constexpr = FEATURES + WALK.DISTORTION
@@ -45,7 +45,7 @@ def _begin_pixels(pixels, final, v_images, backgrounds, part_grid, WALK: tl.cons
     v_pixel = v_image + (pixel - image * part_grid.height * part_grid.width) * v_images.pixel_stride
     transmittance = tl.load(final.transmittances + pixel, mask=inside, other=1.0)
     v = load_tuple(v_pixel, tl.cast(v_images.channel_stride, tl.int64), VALUES, inside)
-    # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
+    # Without a Gaussian, incoming gradients may be NaN, for example those of 1 / depth.
     covered = transmittance < 1.0
     v_color = where(covered, v[:FEATURES])
     # behind = v . background - v_alpha
@@ -68,7 +68,7 @@ def _begin_pixels(pixels, final, v_images, backgrounds, part_grid, WALK: tl.cons
 def _add_chunks_behind(
     transmittance, behind, v_color, state, chunks, program, end_chunk, part_pixel, WALK: tl.constexpr
 ):  # fmt: skip
-    """Returns T, ``behind`` and the state of ``distortion`` of pixels behind a chunk, from those behind all Gaussians.
+    """Returns T, ``behind`` and the state of ``distortion`` behind a chunk, given those behind all Gaussians.
 
     behind = (behind T_end + v . color of the chunks behind) / T behind this chunk
     """
@@ -96,7 +96,7 @@ def _add_chunks_behind(
 
 @triton.jit
 def _load_state(layer, inside, pixel, state):
-    """Loads T, ``behind`` and the state of distortion of pixels, as the layer behind has left them."""
+    """Loads T, ``behind`` and the state of distortion of pixels, as stored by the layer behind."""
     address, n_pixels = layer.carry + pixel, tl.cast(layer.n_pixels, tl.int64)
     transmittance = tl.load(address, mask=inside, other=1.0)
     behind = tl.load(address + n_pixels, mask=inside, other=0.0)
@@ -120,11 +120,11 @@ def _step(
     record, entry, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD: tl.constexpr,
     WALK: tl.constexpr,
 ):  # fmt: skip
-    """Takes a Gaussian out of the pixels of all blocks, back to front.
+    """Removes a Gaussian from the pixels of all blocks, back to front.
 
     Returns:
-        T, ``behind``, the states of distortion and the gradients of rays in front of it, for each block; the sums of
-        the footprint, those of features and of slopes, and the local coordinates of the pixels of the last block.
+        T, ``behind``, the states of distortion and the gradients of rays in front of the Gaussian, per block; the sums
+        of the footprint; the sums of features and slopes; the local coordinates of the pixels of the last block.
     """
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     new_transmittance = ()
@@ -152,7 +152,7 @@ def _step(
 
 @triton.jit
 def _not_before(index, first, PARTS_PER_PROGRAM: tl.constexpr):
-    """Returns an index from which a walk loads ahead, but not before the first entry of a part that a program lists."""
+    """Clamps an index to load ahead to the first entry, if the program has listed the part by itself."""
     if PARTS_PER_PROGRAM > 1:
         index = tl.maximum(index, first)
     return index
@@ -162,7 +162,7 @@ def _not_before(index, first, PARTS_PER_PROGRAM: tl.constexpr):
 def _store(
     out, sums, feature_sums, local, is_first, FOLD: tl.constexpr, PARTS_PER_PROGRAM: tl.constexpr, WALK: tl.constexpr
 ):
-    """Stores the sums over the pixels of a part in a slot, or adds them if the parts of a tile share slots."""
+    """Stores the sums over the pixels of a part in a slot, or adds them if parts of a tile share slots."""
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     if FOLD:
         tl.store(out, fold(FOOTPRINT.expand(sums, local) + feature_sums), mask=is_first)
@@ -193,10 +193,10 @@ def _composite_bwd_kernel(
 ):  # fmt: skip
     """Walks the lists of parts back to front, and stores the sums of entries in slots.
 
-    If FOLD, a lane holds one pixel of each block of a part, all in one column. Otherwise a part is one block.
+    With FOLD, a lane holds one pixel of each block of a part, all in the same column. Otherwise, a part is one block.
 
-    A program composites PARTS_PER_PROGRAM parts of a tile one after the other. Several add to the same slots. It walks
-    a layer, if HAS_CARRY from the state of pixels that the layer behind has left.
+    A program composites PARTS_PER_PROGRAM parts of a tile, one after the other. If there are several, they add to the
+    same slots. The program walks one layer. With HAS_CARRY, it starts from the pixel state stored by the layer behind.
     """
     PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
@@ -212,10 +212,10 @@ def _composite_bwd_kernel(
         begin, range_end = entry_range.begin, entry_range.end
         if PARTS_PER_PROGRAM > 1:
             start, begin, range_end = list_part(entries, layer, entry_range, part, part_grid.n_tiles)
-        # Without an entry, the state that the layer behind has left is that for the layer in front.
+        # Without an entry in this layer, the state stored by the layer behind remains valid for the layer in front.
         is_walked = (begin < range_end) if HAS_CARRY else True
         if is_walked:
-            # The state of the pixels of each block: T and behind, at the end of the part's entries.
+            # Begin: T and behind of the pixels of each block, behind the entries of the part.
             centers = ()
             transmittance = ()
             behind = ()
@@ -258,12 +258,12 @@ def _composite_bwd_kernel(
                 first_out += column
             end = tl.maximum(tl.minimum(end, range_end), begin)
             if begin < end:
-                # The record of the next entry is loaded while that of one is blended.
+                # Step: the next record is loaded while the current one is blended.
                 row, slot = load_entry(entries, list_values + end - 1, WALK.FAST)
                 record = load_record(records, row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
                 next_entry = list_values + _not_before(end - 2, begin, PARTS_PER_PROGRAM)
                 next_row, next_slot = load_entry(entries, next_entry, WALK.FAST)
-                ahead = start + end - 3  # if derived from entry, that would take 64 bits as well
+                ahead = start + end - 3  # computing it from `entry` would make that 64-bit as well
                 for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
                     entry = end - 1 - step
                     next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.FAST)
@@ -283,11 +283,11 @@ def _composite_bwd_kernel(
                     )
                     _store(out, sums, feature_sums, local, is_first, FOLD, PARTS_PER_PROGRAM, WALK)
                     record = next_record
-            # The state in front of the entries, for the layer there; then the gradients of rays.
+            # Store: the state in front of the entries, for the layer in front, and the gradients of rays.
             if layer.isect_starts is not None:
                 if layer.number > 0:
                     for block in tl.static_range(BLOCKS):
-                        # `pixels` has another type, which a branch may not change
+                        # not `pixels`, whose type a branch may not change
                         at = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
                         block_state = states[block] if WALK.DISTORTION else ()
                         _store_state(layer, at.inside, at.index, transmittance[block], behind[block], block_state)
@@ -311,13 +311,13 @@ def walk_bwd(
     v_images: ImageGradients,
     band: BandTask,
 ) -> None:
-    """Computes the slots of a band part by part.
+    """Computes the slots of a layer by the backward walk.
 
     Args:
-        splats, backgrounds: As for ``composite_bwd``.
-        records: With all channels.
-        ranges, chunks, slots: Of the band.
-        layer: Which slots to compute.
+        splats, backgrounds: As in ``composite_bwd``.
+        records: Records with all channels.
+        ranges, chunks, slots: The lists, chunks and slots of the band.
+        layer: The layer whose slots to compute.
     """
     shape = band.shape
     is_last = slots.layers is None or layer.number == slots.layers.n - 1

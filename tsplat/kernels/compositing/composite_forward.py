@@ -1,7 +1,7 @@
-"""The forward walk over the lists of parts, for fewer than 16 channels. See the package's docstring.
+"""The forward walk over the lists of parts, for fewer than 16 channels. See the docstring of the package.
 
-A program composites a part, with its whole list or one chunk of it. The grid has a program for each chunk, followed by
-one for each list, which does nothing if the list is cut.
+A program composites a part by its whole list, or by one chunk of it. The grid has a program for each chunk, followed by
+a program for each list, which does nothing if the list is cut.
 """
 
 import triton.language as tl
@@ -28,24 +28,24 @@ from .walk_steps import (
 )
 
 CHANNELS_MAX = 8
-"""Most channels of a group, which one walk over the lists accumulates."""
+"""Maximum number of channels of a group: the channels that one walk accumulates."""
 
 
 @kernel(strided=("backgrounds", "images.colors", "chunks.colors"))
 def _composite_fwd_kernel(
     records,  # [nnz, RECORD_WIDTH]
-    backgrounds,  # [I, stride], from the first channel of this group on; or None
+    backgrounds,  # [I, stride], starting at the first channel of this group; or None
     masks,  # [I, tiles_per_image] bool or None
     ranges: "Ranges",
     ids,  # [n_entries] int32
-    images: "RenderBuffers",  # output; colors have the given stride, and begin with the first channel of this group
+    images: "RenderBuffers",  # output; colors have the given stride, and start at the first channel of this group
     rays: "Rays",
-    chunks: "Chunks",  # output but for the products
+    chunks: "Chunks",  # output, except products
     part_grid: "PartGrid",
     background_stride: "Int", stride: "Int",
     STEP: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
-    """Walks the lists of parts front to back, and stores pixels, or what chunks add to them."""
+    """Walks the lists of parts front to back, and stores pixels, or the colors of chunks."""
     PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
@@ -57,8 +57,8 @@ def _composite_fwd_kernel(
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     ADDED: tl.constexpr = FEATURES + WALK.DISTORTION
     UNROLL: tl.constexpr = WALK.UNROLL
-    # The entries and pixels of the program, and T in front of the entries.
-    # A negative T means that the pixel has stopped.
+    # Begin: the entries and pixels of the program, and T in front of the entries. A negative T means that the pixel has
+    # stopped.
     program = tl.program_id(0)
     entry_range, pixels, shown, transmittance = begin_forward(
         program, ranges, masks, chunks.products, part_grid, rays, PART, WALK.TRANSMITTANCE_MIN, dtype
@@ -103,14 +103,14 @@ def _composite_fwd_kernel(
                 record = record_behind
             done = stop
             alive = tl.max(transmittance) > 0.0
-    # Of a chunk, C and T behind it.
+    # Store, for a chunk: C, and T behind it.
     if ranges.chunk_lists is not None:
         if entry_range.is_chunk:
             chunk = program.to(tl.int64)
             store_chunk(chunks, chunk, pixels.part_index, transmittance, last, None, PIXELS)
             for k in tl.static_range(ADDED):
                 tl.store(chunks.colors + (chunk * stride + k) * PIXELS + pixels.part_index, color[k])
-    # Of a whole list, the pixels: C + T background.
+    # Store, for a whole list: the pixels, C + T background.
     is_whole = entry_range.first_chunk == entry_range.end_chunk
     inside = pixels.inside & is_whole
     transmittance = tl.abs(transmittance)
@@ -131,12 +131,12 @@ def _composite_fwd_kernel(
 
 
 def _channel_group_size(settings: CompositingSettings) -> int:
-    """Returns the most channels of a group. A normal is composited whole."""
+    """Returns the maximum number of channels of a group. A group contains whole normals."""
     return max(min(settings.channel_chunk, CHANNELS_MAX), 3 * settings.normals)
 
 
 def channel_group(splats: Splats, first: int, settings: CompositingSettings) -> Splats:
-    """Returns projected Gaussians with the channels of the group that begins at channel ``first``."""
+    """Returns splats with the channels of the group that starts at channel ``first``."""
     end, n_features = first + _channel_group_size(settings), splats.n_features
     if first == 0 and end >= n_features:
         return splats
@@ -155,12 +155,13 @@ def walk_fwd(
     buffers: RenderBuffers,
     band: BandTask,
 ) -> None:
-    """Composites a band of tiles. Its lists are walked for each group of as many channels as registers hold.
+    """Composites a band of tiles by the forward walk, once per group of channels that fits into registers.
 
     Args:
-        splats, backgrounds, masks, buffers: As for ``composite_fwd``.
-        records: Of the first group of channels.
-        ids, ranges, chunks: Of the band; chunks get what they add.
+        splats, backgrounds, masks, buffers: As in ``composite_fwd``.
+        records: Records of the first group of channels.
+        ids, ranges: The lists of the band.
+        chunks: The chunks of the band; output, except products.
     """
     n_features, n_colors, stride = splats.n_features, splats.n_colors, buffers.colors.shape[3]
     settings = band.settings
@@ -174,7 +175,7 @@ def walk_fwd(
             ranges = ranges._replace(walk_ends=None)
             images = buffers._replace(
                 colors=buffers.colors[..., first:],
-                transmittances=None,  # the walk of the first group has written what follows
+                transmittances=None,  # written by the walk of the first group, as are alphas and last_ids
                 alphas=None,
                 last_ids=None,
             )

@@ -1,7 +1,7 @@
-"""Backward compositing of many channels. See ``matrices``.
+"""Backward compositing of many channels by matrix products. See ``matrices``.
 
-Slots are those of ``composite_backward``. The values of a whole group are summed at once, first along the columns of a
-part, as dx is the same in a column.
+Slots have the same layout as in ``composite_backward``. The values of a group of Gaussians are summed at once, first
+along the columns of a part, as dx is constant in a column.
 """
 
 import torch
@@ -38,7 +38,7 @@ from .walk_steps import (
 
 @triton.jit
 def _load_group(records, rows, in_range, WIDTH: tl.constexpr, VALUES: tl.constexpr):
-    """Records of rows [GROUP], as values [GROUP, 1, 1]. Gaussians that are out of range have no opacity."""
+    """Loads records of rows [GROUP], as values [GROUP, 1, 1]. Gaussians out of range get opacity 0."""
     pointer = records + rows[:, None, None] * WIDTH
     log2_opacity = tl.load(pointer + VALUES, mask=in_range[:, None, None], other=-1e4)
     return load_tuple(pointer, 1, VALUES) + (log2_opacity, tl.load(pointer + VALUES + 1))
@@ -46,7 +46,7 @@ def _load_group(records, rows, in_range, WIDTH: tl.constexpr, VALUES: tl.constex
 
 @triton.jit
 def _by_column(values):
-    """Reshapes values [GROUP, 1, WIDTH], one per column of pixels, as [GROUP, WIDTH]; others as they are."""
+    """Reshapes values [GROUP, 1, WIDTH], one per column of pixels, to [GROUP, WIDTH]; leaves others unchanged."""
     columns = ()
     for k in tl.static_range(len(values)):
         value = values[k]
@@ -58,7 +58,7 @@ def _by_column(values):
 
 @triton.jit
 def _of_group(pixel):
-    """Returns values of pixels, with a new first dimension for the Gaussians of a group; scalars as they are."""
+    """Adds a first dimension for the Gaussians of a group to values of pixels; leaves scalars unchanged."""
     values = ()
     for k in tl.static_range(len(pixel)):
         value = pixel[k]
@@ -70,7 +70,7 @@ def _of_group(pixel):
 
 @triton.jit
 def _add_to_slots(address, values, mask, PARTS_PER_PROGRAM: tl.constexpr):
-    """Stores values, or adds them if the parts of a tile share slots."""
+    """Stores values, or adds them if parts of a tile share slots."""
     if PARTS_PER_PROGRAM > 1:
         values += tl.load(address, mask=mask, other=0.0)
     tl.store(address, values, mask=mask)
@@ -95,11 +95,12 @@ def _features_bwd_kernel(
     n_colors: "Int",
     WARPS: tl.constexpr, ABSGRAD: tl.constexpr, PARTS_PER_PROGRAM: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """Walks the lists of parts back to front, in groups, by matrix products, and stores sums in slots.
+    """Walks the lists of parts back to front, in groups of Gaussians, by matrix products. Stores sums in slots.
 
-    The pixels of each of WARPS warps are summed separately before they are added.
+    The sums over the pixels of each of WARPS warps are computed separately, then added.
 
-    A program composites PARTS_PER_PROGRAM parts of a tile one after the other. Several add to the same slots.
+    A program composites PARTS_PER_PROGRAM parts of a tile, one after the other. If there are several, they add to the
+    same slots.
     """
     PART: tl.constexpr = PRODUCTS.PART  # Triton 3.6 cannot pass a field that is a bundle
     FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
@@ -127,7 +128,7 @@ def _features_bwd_kernel(
             start, begin, range_end = list_part(entries, layer, entry_range, part, part_grid.n_tiles)
         pixels = part_pixels(
             index, 0, part_grid, rays, PART, HEIGHT, dtype,
-            BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
+            BY_COLUMN=not ABSGRAD,  # with absgrad, there are too few registers
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
         image, inside, pixel = pixels.image, pixels.inside, pixels.index
@@ -142,7 +143,7 @@ def _features_bwd_kernel(
                 background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
                 v = tl.load(v_part + block * PIXELS * CHANNELS)
                 behind += tl.reshape(tl.sum(v * background, 1), [HEIGHT, WIDTH])
-        # Of a chunk: (behind T_end + v . color of the chunks behind) / T behind this chunk
+        # For a chunk: behind = (behind T_end + v . color of the chunks behind) / T behind this chunk
         if ranges.chunk_lists is not None:
             if entry_range.is_chunk:
                 behind *= transmittance
@@ -164,12 +165,12 @@ def _features_bwd_kernel(
             v_pixels = no_gradients(transmittance)
         list_values = entries.listed + start
         for done in range(0, end - begin, GROUP):
-            # Back to front; before the start, repeats the first row with weight 0.
+            # Entries back to front. Before the start, repeats the first row with weight 0.
             entry = end - 1 - done - column
             in_range = entry >= begin
             rows = load_entry_rows(entries, list_values, tl.maximum(entry, begin)).to(tl.int64)
             out = v_slots + load_entry_slots(entries, list_values, tl.maximum(entry, begin)) * slot_width
-            # v . c of all pixels and Gaussians: V F^T, block by block
+            # v . c for all pixels and Gaussians: V F^T, block by block
             v_dot_c = tl.zeros([PIXELS, GROUP], dtype)
             for block in range(blocks):
                 channel = block * CHANNELS + channels
@@ -183,7 +184,7 @@ def _features_bwd_kernel(
             e = FOOTPRINT.log2_alpha(record, local)
             kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (entry[:, None, None] < last[None])
             alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.FAST), 0.0)
-            # w and g of each Gaussian, one after the other:
+            # Blend the Gaussians one after the other, for w and g:
             # T <- T / (1 - alpha);  w = alpha T;  g = w (v . c - behind), 0 where alpha is clamped;
             # behind <- behind + alpha (v . c - behind)
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
@@ -197,7 +198,7 @@ def _features_bwd_kernel(
                 g = set_kth(g, k, tl.where(e_k <= constant(PRODUCTS.LOG2_ALPHA_MAX, e_k), g_k, 0.0))
             if rays.v_per_pixel is not None:
                 v_pixels = add_pixel_gradients(v_pixels, record, g, local, FOOTPRINT, GROUPED=True)
-            # Sums over pixels: of the footprint, of slopes, and of features, W^T V
+            # Sums over pixels: of the footprint, of slopes, and of features, v_F = W^T V
             sums = ()
             added = FOOTPRINT.add_gradients(sums, g, local)
             for k in tl.static_range(len(added)):
@@ -233,9 +234,9 @@ def features_bwd(
     v_images: ImageGradients,
     band: BandTask,
 ) -> None:
-    """Does what ``walk_bwd`` does, for ``FEATURES_MIN`` channels or more, in one layer. Records have no channels."""
+    """Does what ``walk_bwd`` does, for at least ``FEATURES_MIN`` channels and one layer. Records have no channels."""
     options = group_options(records, band.shape)
-    # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
+    # Without a Gaussian, incoming gradients may be NaN, for example those of 1 / depth.
     v_colors = torch.where(final.transmittances[..., None] < 1, v_images.colors, 0.0)
     _features_bwd_kernel.launch(
         slots.n_programs,
@@ -263,7 +264,7 @@ def features_bwd(
 
 
 def _by_part(image: Tensor, band: BandTask) -> Tensor:
-    """Rearranges images [I, H, W, D] into [lists, blocks, pixels of a part, FEATURES_MIN]; zero beyond edges and D."""
+    """Rearranges images [I, H, W, D] to [lists, blocks, pixels of a part, FEATURES_MIN], padded with zeros."""
     grid, first_tile = band.grid, band.intersections.first_tile
     height, width, channels = image.shape[1:]
     size, blocks = grid.tile_size, -(-channels // FEATURES_MIN)

@@ -1,4 +1,4 @@
-"""Forward compositing of many channels. See ``matrices``."""
+"""Forward compositing of many channels by matrix products. See ``matrices``."""
 
 import triton.language as tl
 from torch import Tensor
@@ -25,7 +25,7 @@ from .walk_steps import (
 )
 
 BLOCKS = 2
-"""Blocks of FEATURES_MIN channels that a program accumulates if there is more than one."""
+"""Number of blocks of FEATURES_MIN channels that a program accumulates, if there are several blocks."""
 
 
 @kernel
@@ -39,14 +39,14 @@ def _features_fwd_kernel(
     ids,  # [n_entries] int32
     images: "RenderBuffers",  # output, with n_colors + depth channels
     rays: "Rays",
-    chunks: "Chunks",  # output but for the products
+    chunks: "Chunks",  # output, except products
     part_grid: "PartGrid",
     n_colors: "Int", channel_groups: "Int",
     BLOCKS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """Walks the lists of parts front to back, in groups, by matrix products.
+    """Walks the lists of parts front to back, in groups of Gaussians, by matrix products.
 
-    A part has ``channel_groups`` programs. Each composites BLOCKS blocks of CHANNELS channels.
+    ``channel_groups`` programs composite a part. Each composites BLOCKS blocks of CHANNELS channels.
     """
     PART: tl.constexpr = PRODUCTS.PART  # Triton 3.6 cannot pass a field that is a bundle
     FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
@@ -66,12 +66,12 @@ def _features_fwd_kernel(
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
     first_channel = channel_group * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
     ids += entry_range.start
-    # Assigned after the loop's other variables: Triton 3.7 cannot compile the loop for a GPU if this one comes first.
+    # Triton 3.7 cannot compile the loop for a GPU unless `alive` is assigned after the other variables of the loop.
     alive = shown
     done = begin
     while (done < end) & alive:
-        # w of each Gaussian of the group, one after the other: alpha as in walks, w = alpha T;  T <- T (1 - alpha)
-        # Past the end, repeats the last row with weight 0: other rows may hold NaN.
+        # Blend the Gaussians of the group one after the other: w = alpha T;  T <- T (1 - alpha). Past the end, repeats
+        # the last row with weight 0: other rows may contain NaN.
         rows = tl.load(ids + tl.minimum(done + tl.arange(0, GROUP), end - 1)).to(tl.int64)
         weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
         for k in tl.static_range(GROUP):
@@ -94,8 +94,8 @@ def _features_fwd_kernel(
         color = blended
         done += GROUP
         alive = tl.max(transmittance) > 0.0
-    # The range and the coordinates are computed again, as addresses that are kept during the walk would occupy
-    # registers. Adding min(done, 0), which is 0, keeps the compiler from merging both computations into one.
+    # Compute the range and the coordinates again, to save registers during the walk. Adding min(done, 0), which is 0,
+    # prevents the compiler from reusing the first computation.
     program += tl.minimum(done, 0)
     entry_range = load_range(program, ranges, PART.CHUNK)
     pixels = part_coordinates(entry_range.list_index, 0, part_grid, PART, HEIGHT)
@@ -141,7 +141,7 @@ def features_fwd(
     buffers: RenderBuffers,
     band: BandTask,
 ) -> None:
-    """Does what ``walk_fwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
+    """Does what ``walk_fwd`` does, for at least ``FEATURES_MIN`` channels. Records have no channels."""
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1
     channel_groups = -(-splats.n_features // (blocks * FEATURES_MIN))
     _features_fwd_kernel.launch(

@@ -1,15 +1,15 @@
-"""Compositing of many channels: weights times features as matrix products.
+"""Compositing of many channels: the products of weights and features are matrix products.
 
-The same rules, lists and device functions as for few channels, for Gaussians in groups of ``GROUP``. With W [pixels,
-GROUP] the weights of a group, found one Gaussian after the other, F [GROUP, channels] its features and V [pixels,
-channels] the gradient of the image,
+Lists and device functions are those of walks, for Gaussians in groups of ``GROUP``. With the weights W [pixels, GROUP]
+of a group, computed one Gaussian after the other, the features F [GROUP, channels] and the gradient V [pixels,
+channels] of the image:
 
     image += W F    v_F = W^T V    v_W = V F^T
 
-NVIDIA's tensor cores read 11 bits of an fp32 number. A number is split into high bits that they read exactly, and the
-remainder; three products of these give the product to 2^-22 (two if features are in half precision, which has no
-remainder). Tensor cores also truncate where fp32 would round, so they sum no more than a group, or the pixels of one
-warp. See docs/decisions/0006 for the cost.
+NVIDIA's tensor cores read 11 bits of the mantissa of an fp32 number. Each number is split into 11 high bits and the
+remainder. Three products of these are accurate to 2^-22 (two if features are in half precision, which has no
+remainder). Tensor cores truncate sums instead of rounding them, so each sum is over one group, or the pixels of one
+warp, only. See docs/decisions/0006 for the cost.
 """
 
 import math
@@ -27,34 +27,34 @@ from .footprints import Footprint
 from .walk_steps import BandTask, Part
 
 GROUP = tl.constexpr(16)
-"""Gaussians whose weights make up a matrix; the minimum of ``tl.dot``."""
+"""Number of Gaussians of a group; the minimum size of ``tl.dot``."""
 
 
 @triton.jit
 def set_kth(group, k: tl.constexpr, values):
-    """Replaces the k-th of group [GROUP, HEIGHT, WIDTH] by values. Free if a thread holds all values of a pixel."""
+    """Replaces group[k] of group [GROUP, HEIGHT, WIDTH] by values. Free if a thread holds all values of a pixel."""
     return tl.where(tl.arange(0, GROUP)[:, None, None] == k, values[None], group)
 
 
 @triton.jit
-def _either(a, b):
+def _bitwise_or(a, b):
     return a | b
 
 
 @triton.jit
 def kth(group, k: tl.constexpr):
-    """Returns the k-th of group [GROUP, HEIGHT, WIDTH], by a bitwise or that compilers remove, as k is constant."""
-    kind: tl.constexpr = tl.int64 if group.dtype == tl.float64 else tl.int32
-    bits = tl.where(tl.arange(0, GROUP)[:, None, None] == k, group.to(kind, bitcast=True), 0)
-    return tl.reduce(bits, 0, _either).to(group.dtype, bitcast=True)
+    """Returns group[k] of group [GROUP, HEIGHT, WIDTH], by a bitwise or that compilers remove, as k is constant."""
+    int_type: tl.constexpr = tl.int64 if group.dtype == tl.float64 else tl.int32
+    bits = tl.where(tl.arange(0, GROUP)[:, None, None] == k, group.to(int_type, bitcast=True), 0)
+    return tl.reduce(bits, 0, _bitwise_or).to(group.dtype, bitcast=True)
 
 
 @triton.jit
 def lanes_last(x):
-    """Returns x, gathered from itself, which makes the compiler lay its last dimension along the lanes of a warp.
+    """Returns x, gathered from itself. This makes the compiler lay out the last dimension along the lanes of a warp.
 
-    A thread then holds all values of a pixel, which a matrix product would spread over threads, and warps do not repeat
-    each other's column sums.
+    A thread then holds all values of a pixel. A matrix product would distribute them over threads, and warps would
+    compute the same column sums.
     """
     last: tl.constexpr = len(x.shape) - 1
     index = tl.arange(0, x.shape[last])
@@ -64,14 +64,17 @@ def lanes_last(x):
 
 @triton.jit
 def _split(x):
-    """Returns x rounded to the 11 bits that tensor cores read, and the remainder, of which they read as many."""
+    """Splits x into x rounded to the 11 bits that tensor cores read, and the remainder."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return high, x - high
 
 
 @triton.jit
 def product(a, b, dtype: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr):
-    """Returns a b to the precision of dtype. If SPLIT, a is split, and so is b unless its bits are read EXACTly."""
+    """Returns a @ b in the precision of dtype.
+
+    With SPLIT, a is split, see ``_split``, and so is b unless EXACT: unless b has at most 11 bits.
+    """
     if SPLIT:
         a_high, a_low = _split(a)
         if EXACT:
@@ -88,7 +91,7 @@ def product(a, b, dtype: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr)
 
 @triton.jit
 def load_features(colors, depths, rows, channel, n_colors, dtype: tl.constexpr):
-    """Loads colors of rows [GROUP, 1] at channels [1, N], followed by depth if there are depths; zero beyond."""
+    """Loads colors of rows [GROUP, 1] at channels [1, N], then depth if there are depths, then zeros."""
     values = tl.load(colors + rows * n_colors + channel, mask=channel < n_colors, other=0.0).to(dtype)
     if depths is not None:
         values = tl.where(channel == n_colors, tl.load(depths + rows), values)
@@ -96,13 +99,14 @@ def load_features(colors, depths, rows, channel, n_colors, dtype: tl.constexpr):
 
 
 class Products(NamedTuple):
-    """Constants of kernels that composite many channels.
+    """Constants of the kernels that composite many channels.
 
     Attributes:
-        FOOTPRINT, PART: What a splat is at a pixel; see ``walk_steps.Part``.
-        RECORD_WIDTH, CHANNELS: Values of a record, and channels of a block, whose features are a matrix.
+        FOOTPRINT: The footprint.
+        PART: See ``walk_steps.Part``.
+        RECORD_WIDTH, CHANNELS: Number of values of a record, and of channels of a block, whose features are a matrix.
         SPLIT, EXACT: See ``product``.
-        LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha, and of T.
+        LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha and of T.
         FAST: See ``walk_steps.Walk``.
     """
 

@@ -1,13 +1,13 @@
-"""Lists: which Gaussians a part of a tile has to composite.
+"""Lists of parts: the Gaussians to composite in each part of a tile.
 
-Each part of a tile has a list of its own: the tile's Gaussians whose alpha may reach 1/255 at one of the part's
-pixels, front to back as in the tile, so nothing is sorted again. A Gaussian that a part's list leaves out is below
-1/255 on all of its pixels, so images keep their bits.
+The list of a part has the Gaussians of the tile whose alpha may reach 1/255 at a pixel of the part. It keeps the order
+of the tile, front to back, so nothing is sorted again. The other Gaussians of the tile are below 1/255 at all pixels of
+the part, so images have the same bits as without parts.
 
-Two or three kernels make the lists. The first tests parts and writes one bit per (intersection, part), in words of 32
-intersections. From the prefix sum of the set bits of words, each intersection finds its index in a list. The last
-kernel writes where lists begin and what they hold. If lists may be cut, one between them writes where lists begin, and
-into how many chunks long ones are cut. Indices are int32, as a band has at most 2^28 intersections.
+Two or three kernels make the lists. The first one tests parts, and writes one bit per (intersection, part), in words of
+32 intersections. The prefix sum of the number of set bits per word gives the index of each intersection in a list. The
+last kernel writes the start and the entries of each list. If lists may be cut, a kernel between them writes the starts,
+and the number of chunks of each list. Indices are int32, as a band has at most 2^28 intersections.
 """
 
 import math
@@ -30,18 +30,18 @@ from .walk_steps import OPACITY_VALUES, BandTask
 BLOCK = 128
 
 WORD = tl.constexpr(32)
-"""Intersections whose bits are in one word."""
+"""Number of intersections whose bits are in one word."""
 LOG2_WORD = tl.constexpr(WORD.value.bit_length() - 1)
 
 CUT = 1.5
 """Lists longer than this many chunks are cut."""
 
 ROUNDED_UP = 1 + 1 / CUT
-"""The most chunks that the entries of one are cut into: each list that is cut may round one up."""
+"""Upper bound of the number of chunks, relative to entries / chunk size: each cut list may round up by one."""
 
 PADDING = tl.constexpr(4)
-"""Entries of row 0 before the first list and after the last one. Walks load up to two of them ahead and do not
-composite them. Four of int32 take 16 bytes, so lists stay aligned."""
+"""Number of entries of row 0 before the first and after the last list. Walks load up to two entries ahead, and do not
+composite these. Four int32 take 16 bytes, so lists stay aligned."""
 
 
 @kernel
@@ -49,7 +49,7 @@ def _part_bits_kernel(
     records,  # [nnz, RECORD_WIDTH]
     flatten_ids,  # [M] int32
     keys,  # [M] int16 or int32
-    isect_offsets,  # [tiles + 1] int32, the last is the number of intersections, at most n
+    isect_offsets,  # [tiles + 1] int32, the last one is the number of intersections, at most n
     bitmasks,  # [parts, n_words] int32, output
     counts,  # [parts n_words] int32, output
     beams,  # [tiles, values], see `beams`, or None
@@ -59,7 +59,7 @@ def _part_bits_kernel(
 ):  # fmt: skip
     """Tests which parts of its tile each intersection reaches. One lane per intersection.
 
-    A key plus ``key_bias`` is a tile of the images, or with beams one of the band.
+    key + ``key_bias`` is the flat tile in all images, or with beams in the band.
     """
     TILE: tl.constexpr = PART.TILE
     WIDTH: tl.constexpr = PART.WIDTH
@@ -93,9 +93,9 @@ def _part_bits_kernel(
 
 @triton.jit
 def entry_index(bitmasks, bit_counts, part, n_words, index, PTX: tl.constexpr):
-    """Returns the index of an intersection's entry for a part among all entries, and whether it has one (0 or 1).
+    """Returns the entry of an intersection in the list of a part, an index among all entries, and whether it has one.
 
-    Without one, the index is that of the next intersection that has.
+    Without an entry (0), the index is that of the next intersection that has one.
     """
     word_index = part * n_words + (index >> LOG2_WORD)
     word = tl.load(bitmasks + word_index).to(tl.uint32, bitcast=True)
@@ -105,7 +105,7 @@ def entry_index(bitmasks, bit_counts, part, n_words, index, PTX: tl.constexpr):
 
 @triton.jit
 def _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, n_tiles, PTX: tl.constexpr):
-    """Returns the first entry of a list; for the end of the last list, the number of entries."""
+    """Returns the first entry of a list, or the number of entries for the index after the last list."""
     index = tl.minimum(index, n_lists)
     part = tl.minimum(index, n_lists - 1) // n_tiles
     first = tl.load(isect_offsets + index - part * n_tiles)
@@ -121,15 +121,15 @@ def _list_sizes_kernel(
     bit_counts,  # [parts n_words] int32, or None
     offsets,  # [lists + 1] int32, output, or None if they are isect_offsets
     counts,  # [1 + lists + 1] int32, output: 0, chunks of each list, number of entries
-    length_steps,  # [lists] int16, length of each in steps of LENGTH_STEP, output, or None
+    length_steps,  # [lists] int16, length of each list in steps of LENGTH_STEP, output, or None
     n_lists: "Int", n_words: "Int", n_tiles: "Int",
     CHUNK: tl.constexpr, UNCUT_MAX: tl.constexpr, LENGTH_STEP: tl.constexpr, LENGTH_STEPS_MAX: tl.constexpr,
     BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Finds where lists begin, and counts the chunks of each, of which lists of up to UNCUT_MAX entries have none.
+    """Finds the start of each list, and counts its chunks. Lists of up to UNCUT_MAX entries have no chunks.
 
-    A zero precedes the counts, and the number of entries follows them, for their prefix sum. One lane per list, and one
-    for the end of the last.
+    For the prefix sum, the counts are preceded by a zero and followed by the number of entries. One lane per list, and
+    one for the end of the last list.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first = _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, n_tiles, PTX)
@@ -147,9 +147,9 @@ def _list_sizes_kernel(
 
 @triton.jit
 def entry_indices(bitmasks, bit_counts, n_words, index, PARTS: tl.constexpr, PTX: tl.constexpr):
-    """Returns what ``entry_index`` returns, for each part. A tile that is one part lists all, and has no ``bitmasks``.
+    """Returns the results of ``entry_index`` for each part. Without ``bitmasks``, a tile is one part and lists all.
 
-    Computed before anything is stored, so that the loads of all parts overlap.
+    Everything is computed before anything is stored, so that the loads of all parts overlap.
     """
     if bitmasks is None:
         return (index,), (tl.full(index.shape, 1, tl.int32),)
@@ -174,7 +174,7 @@ def number_of_entries(isect_offsets, bit_counts, n_words, n_tiles, PARTS: tl.con
 
 @triton.jit
 def store_padding(entries, index, n_entries):
-    """Stores the entries of row 0 around all lists, in the first program."""
+    """Stores the PADDING entries of row 0 before and after all lists, in the first program."""
     if tl.program_id(0) == 0:
         padding = tl.where(index < PADDING, index, n_entries + index)
         tl.store(entries + padding, tl.zeros_like(padding).to(entries.dtype.element_ty), mask=index < 2 * PADDING)
@@ -195,8 +195,8 @@ def _part_lists_kernel(
 ):  # fmt: skip
     """Writes the row of each intersection to the list of each part that it reaches.
 
-    One lane per intersection. The first lanes also find where a list begins, and which list a chunk is of, each: the
-    last list beyond the last chunk.
+    One lane per intersection. The first lanes also find the start of a list and the list of a chunk each. Chunks beyond
+    the last one get the last list.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     safe = tl.minimum(index, n - 1)  # loads need no mask
@@ -220,15 +220,15 @@ def _part_lists_kernel(
 def list_parts(records: Tensor, band: BandTask, n_features: int, has_walk_ends: bool) -> PartLists:
     """Lists the Gaussians that reach each part of the tiles of a band.
 
-    Reads the number of entries from the device if it may exceed ``UNREAD_MAX``, but not with a capacity, which is
-    ``entries_per_intersection`` times ``capacities.entries``. If that is exceeded, all lists are empty. If the capacity
-    of chunks is exceeded, no list is cut.
+    Without capacities, reads the number of entries from the device if it may exceed ``UNREAD_MAX``. With capacities,
+    there are ``entries_per_intersection * capacities.entries`` entries; if there are more, all lists are empty. If the
+    capacity of chunks is exceeded, no list is cut.
 
     Args:
-        records: [nnz, width] of ``pack_records``.
-        band: Its lists longer than ``CUT`` chunks are cut.
+        records: [nnz, width], from ``pack_records``.
+        band: The band. Lists longer than ``CUT`` chunks are cut.
         n_features: D, for the size of ``chunk_colors``.
-        has_walk_ends: Whether ``walk_ends`` is allocated, for the forward pass to write.
+        has_walk_ends: Whether to allocate ``walk_ends``, which the forward pass writes.
     """
     intersections = band.intersections
     offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
@@ -270,29 +270,26 @@ def list_parts(records: Tensor, band: BandTask, n_features: int, has_walk_ends: 
         chunks["chunk_colors"] = records.new_empty(n_chunks, n_features, pixels)
     walk_ends = None
     if has_walk_ends:
-        # Elements beyond the last intersection are in a tile beyond the last one, whose end is read and not used.
+        # Elements beyond the last intersection have a tile beyond the last one. Its walk end is read but not used.
         walk_ends = offsets.new_empty(n_lists) if capacities is None else torch.zeros_like(offsets)[:-1]
     lists = PartLists(n_entries, None, offsets, bitmasks, bit_counts, walk_ends, **chunks, launch_order=launch_order)
     return lists._replace(ids=_list_rows(lists, intersections, offsets_known=offsets_known))
 
 
 def max_chunks(n_entries: int, chunk: int) -> int:
-    """Returns the most chunks that lists with ``n_entries`` in total are cut into."""
+    """Returns an upper bound of the number of chunks of lists with ``n_entries`` in total."""
     return int(n_entries / chunk * ROUNDED_UP)
 
 
 def entries_per_intersection(parts: int) -> int:
-    """Returns the entries of lists that memory is allocated for, per intersection of a capacity."""
+    """Returns the number of entries to allocate per intersection of a capacity."""
     return max(parts // 2, 1)
 
 
 def _list_rows(lists: PartLists, intersections: Intersections, *, offsets_known: bool) -> Tensor:
-    """Returns the entries of all lists, which are rows. [n_entries] int32
+    """Writes the entries of all lists, ``ids`` of :class:`PartLists`, and returns them. [n_entries] int32
 
-    Also writes ``chunk_lists``, if lists are cut, and ``offsets``, unless they are known.
-
-    Args:
-        lists: Without ``ids``.
+    Also writes ``chunk_lists`` if lists are cut, and ``offsets`` unless they are known.
     """
     n, n_lists = intersections.flatten_ids.numel(), lists.offsets.numel() - 1
     entries = lists.offsets.new_empty(lists.n_entries + 2 * PADDING.value)
@@ -325,7 +322,7 @@ def _part_bits(records: Tensor, band: BandTask) -> tuple[Tensor, Tensor]:
     intersections = band.intersections
     flatten_ids = intersections.flatten_ids
     n = flatten_ids.numel()
-    n_words = n // WORD.value + 1  # one more than needed, as the end of the last list is looked up, too
+    n_words = n // WORD.value + 1  # includes a word for the end of the last list
     bitmasks = flatten_ids.new_empty(band.parts_per_tile, n_words)
     counts = flatten_ids.new_empty(band.parts_per_tile * n_words)
     beams = find_beams(band)
@@ -363,8 +360,8 @@ def _part_bits(records: Tensor, band: BandTask) -> tuple[Tensor, Tensor]:
 def _list_sizes(
     isect_offsets: Tensor, bitmasks: Tensor | None, bit_counts: Tensor | None, band: BandTask
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Returns ``offsets`` of :class:`PartLists`; the ``counts`` of ``_list_sizes_kernel``; and the lengths of lists,
-    see ``order_by_length``, or None if their order does not depend on them."""
+    """Returns ``offsets`` of :class:`PartLists`; ``counts`` of ``_list_sizes_kernel``; and the lengths of lists for
+    ``order_by_length``, or None if their order does not matter."""
     n_lists, chunk = band.parts_per_tile * band.n_tiles, band.shape.chunk
     offsets = isect_offsets if bitmasks is None else isect_offsets.new_empty(n_lists + 1)
     counts, length_steps = isect_offsets.new_empty(n_lists + 2), None

@@ -1,8 +1,8 @@
-"""Sums over the pixels of a part, of all values of a slot.
+"""Sums over the pixels of a part, for all values of a slot.
 
 On NVIDIA GPUs, several values are summed over the lanes of a warp at once. Summing n values over 32 lanes one by one
-takes 5 n shuffles. Here, at each of five steps, a lane keeps half of the values it has and passes the other half to the
-lane that keeps them, so that about n + 3 shuffles are enough. In the end each lane holds one of the sums.
+takes 5 n shuffles. Here, in each of five steps, a lane keeps half of its values, and sends the other half to the lane
+that keeps these. This takes about n + 3 shuffles. In the end, each lane holds one of the sums.
 """
 
 import triton
@@ -11,15 +11,15 @@ import triton.language as tl
 from ..device_math import add
 
 SUMS_MAX = 32
-"""Most values that are summed at once: one per lane."""
+"""Maximum number of values that are summed at once: one per lane."""
 
 CAN_REORDER = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9))
-"""Argument of ``tl.reshape``, of which Triton 3.9 warns."""
+"""Argument ``can_reorder`` of ``tl.reshape``. Triton 3.9 warns if it is true."""
 
 
 @triton.jit
 def add_features(sums, record, weight, g, local, v_color, FOOTPRINT: tl.constexpr, ABSGRAD: tl.constexpr):
-    """Adds the pixels of a block to sums of weights times v and of slopes, which are () before the first block."""
+    """Adds w v, and with ABSGRAD the slopes, of the pixels of a block to sums. Sums are () before the first block."""
     added = ()
     for k in tl.static_range(len(v_color)):
         if len(sums) == 0:
@@ -49,7 +49,7 @@ def sum_block(sums, feature_sums, local, FOOTPRINT: tl.constexpr):
 
 
 def _fold_ptx(n: int) -> str:
-    """Returns PTX that sums n values, operands $1 to $n, and leaves one of the sums in $0."""
+    """Returns PTX that sums n values, operands $1 to $n, over a warp, and leaves one of the sums in $0."""
     lines = [f".reg .pred p; .reg .b32 lane, bit; .reg .f32 sent, v<{n}>; mov.u32 lane, %laneid;"]
     lines += [f"mov.f32 v{i}, ${i + 1};" for i in range(n)]
     mask, size = 16, n
@@ -74,25 +74,25 @@ OPERANDS = tl.constexpr(tuple("=f" + ",f" * n for n in range(1, SUMS_MAX + 1)))
 
 @triton.jit
 def fold(values):
-    """Sums each value over the lanes of a warp. A lane holds one element of each.
+    """Sums each value over the lanes of a warp. A lane holds one element of each value.
 
     Returns:
-        [32] One of the sums in each lane, in the order of lanes; see ``column_of_lane``.
+        [32], one sum per lane; ``column_of_lane`` says which one.
     """
     sums = tl.inline_asm_elementwise(
         FOLD_PTX[len(values) - 1], OPERANDS[len(values) - 1], values, dtype=tl.float32, is_pure=False, pack=1
     )
-    return tl.reshape(sums, [32], can_reorder=CAN_REORDER)  # moves nothing, whatever the layout of the values
+    return tl.reshape(sums, [32], can_reorder=CAN_REORDER)  # moves no data, for any layout of the values
 
 
 @triton.jit
 def column_of_lane(N: tl.constexpr):
-    """Returns which sum of N each lane holds after ``fold``, and whether it is the first lane that holds it."""
+    """Returns the index of the sum that each lane holds after ``fold``, and whether it is the first lane with it."""
     lane = tl.arange(0, 32)
     column = tl.zeros_like(lane)
     is_first = lane >= 0
     for step in tl.static_range(5):
-        # Values before and after the step: N / 2^(4 - step) and half of it, rounded up.
+        # Number of values before and after a step, in reverse order of steps: N / 2^(4 - step), and half of it.
         before = (N + (1 << (4 - step)) - 1) >> (4 - step)
         after = (before + 1) // 2
         bit = (lane >> step & 1) != 0

@@ -1,4 +1,4 @@
-"""Rays of pixels, for footprints that are evaluated along them, and the gradients of rays."""
+"""Rays of pixels and their gradients, for footprints that are evaluated along rays."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ def load_rays(rays, image, pixel, inside, part_grid):
 
 @triton.jit
 def has_ray(ray, inside):
-    """Returns whether pixels are inside the image and have a ray, if they need one: ``ray`` may be their center."""
+    """Returns whether pixels are inside the image and have a ray. ``ray`` may also be the pixel center."""
     if len(ray) == 6:
         return inside & (tl.abs(ray[3]) + tl.abs(ray[4]) + tl.abs(ray[5]) > 0.0)
     else:
@@ -28,13 +28,13 @@ def has_ray(ray, inside):
 
 @triton.jit
 def no_gradients(like):
-    """Returns zero gradients of rays, to add to."""
+    """Returns gradients of rays that are zero."""
     return (tl.zeros_like(like),) * 6
 
 
 @triton.jit
 def add_pixel_gradients(total, record, g, local, FOOTPRINT: tl.constexpr, GROUPED: tl.constexpr):
-    """Adds a Gaussian, or a group of them along the first dimension, to the gradients of rays."""
+    """Adds the gradients of rays due to a Gaussian, or if GROUPED, to a group along the first dimension."""
     v = FOOTPRINT.pixel_gradients(record, g, local)
     added = ()
     for k in tl.static_range(len(v)):
@@ -47,7 +47,7 @@ def add_pixel_gradients(total, record, g, local, FOOTPRINT: tl.constexpr, GROUPE
 
 @triton.jit
 def store_ray_gradients(rays, chunks, v, program, entry_range, pixels, part_grid, PIXELS: tl.constexpr):
-    """Stores the gradients of a part's rays: of a chunk by the index of the pixel in the part, else in the images."""
+    """Stores the gradients of a part's rays: of a chunk by pixel of the part, of a whole list in the images."""
     pixels_per_image = part_grid.width.to(tl.int64) * part_grid.height
     if chunks.v_rays is not None:
         if entry_range.is_chunk:

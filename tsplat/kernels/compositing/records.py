@@ -1,6 +1,7 @@
-"""Records: what walks read of a projected Gaussian, side by side in memory.
+"""Records: the inputs of a walk for a projected Gaussian, contiguous in memory.
 
-A record holds the mean, what the footprint makes of the shape, the opacity, and the features that a walk blends.
+A record holds the values of the footprint (computed from mean and shape), the opacity, and the features that a walk
+blends.
 """
 
 import triton
@@ -19,7 +20,7 @@ BLOCK = 128
 
 @triton.jit
 def _store_record(out, values, mask, FAST: tl.constexpr):
-    """Stores the values of records, with 16-byte stores if FAST."""
+    """Stores the values of records. With FAST, uses 16-byte stores."""
     if FAST:
         for k in tl.static_range(0, len(values), 4):
             even = tl.join(values[k], values[k + 2])
@@ -73,7 +74,7 @@ def _pack_kernel(
 
 @triton.jit
 def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, FAST: tl.constexpr):
-    """Loads the first VALUES values of a row's record. If FAST, by 16-byte loads, which may load up to three more."""
+    """Loads the first VALUES values of a row's record. With FAST, uses 16-byte loads, and may return three more."""
     pointer = element(records, row, WIDTH, FAST)
     if FAST:
         values = ()
@@ -86,24 +87,25 @@ def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, FAST: t
 
 @triton.jit
 def first_record(records, ids, begin, VALUES: tl.constexpr, WALK: tl.constexpr):
-    """Loads the record of the first entry of a walk, and the row of the second one.
+    """Loads the record of the first entry of a walk, and the row of the second.
 
     Returns:
-        Both, and the pointer to the row of the third, or () if ``next_record`` does not take it.
+        Both, and the pointer to the row of the third entry, or () if ``next_record`` does not need it.
     """
     record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.FAST)
     row = tl.load(ids + begin + 1)
     ahead = ()
     if WALK.FAST:
-        # The compiler moves loads forward if they have a pointer of their own. Triton for AMD cannot compile this.
+        # The compiler moves loads earlier if they have a separate pointer. Triton cannot compile this for AMD.
         ahead = ids + begin + 2
     return record, row, ahead
 
 
 @triton.jit
 def next_record(records, row, ids, entry, ahead, VALUES: tl.constexpr, WALK: tl.constexpr):
-    """Loads the record of the next entry, whose row is known, and the row of the entry after it, while the current
-    entry is blended.
+    """Loads the record of the next entry, whose row is known, and the row of the entry after it.
+
+    To be called before the current entry is blended, so that the loads overlap with it.
 
     Returns:
         Both, and the next pointer, see ``first_record``.
@@ -121,10 +123,10 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
     """Packs projected Gaussians with their colors and depths.
 
     Args:
-        large: [nnz] bool, output: whether a Gaussian may touch more than ``LARGE`` tiles. It does not depend on bands.
+        large: [nnz] bool, output: whether a Gaussian may touch more than ``LARGE`` tiles. Independent of bands.
 
     Returns:
-        [nnz, width], see ``Footprint``; ``width`` is a multiple of 4, so that rows are aligned.
+        [nnz, width], see ``Footprint``. The width is a multiple of 4, so that rows are aligned.
     """
     footprint = FOOTPRINTS[settings.footprint]
     n_rows, n_colors = splats.opacities.numel(), splats.n_colors

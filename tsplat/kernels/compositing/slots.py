@@ -1,17 +1,17 @@
-"""Slots: where the backward pass of compositing writes the sums of entries, and the gradients that follow from them.
+"""Slots: memory for the sums of entries in the backward pass, and the gradients that are computed from them.
 
-An intersection has a slot for each part of its tile that composited it: where it has an entry and some pixel had not
-stopped before. The gradients of later entries are zero. Slots are numbered in Gaussian-major order, so those of a
-Gaussian are contiguous. On a GPU, two kernels count the slots of intersections, and write the rows and slots of
-entries. On a CPU, the parts of a tile share a slot, which is that of the intersection: nothing is counted, and a
-program lists the entries of one part after the other.
+An intersection has a slot for each part of its tile that composited it: the list of the part has an entry, and a pixel
+had not stopped before it. The gradients of later entries are zero. Slots are numbered in Gaussian-major order, so the
+slots of a Gaussian are contiguous. On a GPU, two kernels count the slots of intersections, and write the rows and slots
+of entries. On a CPU, the parts of a tile share a slot, the Gaussian-major index of the intersection. Nothing is
+counted, and a program lists the entries of one part after the other.
 
-After the walk, two kernels add the slots of each Gaussian in a fixed order: the sums of the footprint, the gradients of
-features, and two sums for absgrad. The second also turns them into gradients.
+After the walk, two kernels add up the slots of each Gaussian in a fixed order: the sums of the footprint, the gradients
+of features, and two sums for absgrad. The second kernel also computes gradients from these sums.
 
-Many slots take much memory, so a CPU computes them in **layers**: ranges of Gaussians by depth, the last ones first.
-Gaussian-major order is that of depth, so the slots of a layer follow each other, and so do its intersections in each
-tile. A walk leaves the state of its pixels to the walk of the layer in front. All bits are those of one layer.
+Slots take much memory. A CPU computes them in **layers**, ranges of Gaussians by depth, the last layer first. As
+Gaussian-major order is by depth, the slots of a layer are contiguous, and so are its intersections in each tile. A walk
+stores the state of its pixels for the walk of the layer in front. Bits are the same as with a single layer.
 """
 
 import math
@@ -35,25 +35,25 @@ from .walk_steps import BandTask, Entries
 LN_2 = tl.constexpr(math.log(2.0))
 
 LIST_BLOCK = tl.constexpr(16)
-"""Intersections that a program lists at once."""
+"""Number of intersections that a program lists at a time."""
 
 GROUP, LANES, UNROLL = 16, 64, 8
-"""Spans per program of ``_span_sum_kernel``, lanes of ``_row_sum_kernel``, and how often both unroll their loops."""
+"""Spans per program of ``_span_sum_kernel``, lanes of ``_row_sum_kernel``, and unroll factor of the loops of both."""
 
 LAYER_BYTES, LAYERS_MAX = 2**22, 5
-"""A CPU computes slots in layers of about this many bytes, but not in more layers than this: each costs two to three
-percent of the time of a call. GPUs have one layer. Programs wait there for the longest list of each: four layers were
-predicted to double the time of the backward pass."""
+"""On a CPU, size of a layer's slots in bytes, and maximum number of layers: each layer costs 2 to 3 % of the time of a
+call. GPUs have one layer, as all programs would wait for the longest list of each layer: four layers were predicted to
+double the time of the backward pass."""
 
 
 @triton.jit
 def _find_slots(
     keys, bitmasks, bit_counts, walk_ends, n_words, first_key, n_tiles, index, PARTS: tl.constexpr, PTX: tl.constexpr
 ):
-    """Finds which entries of intersections have a slot.
+    """Finds the entries of intersections that have a slot.
 
     Returns:
-        What ``entry_indices`` does; for each part, whether the entry there has a slot (as 0 or 1); their number.
+        The results of ``entry_indices``; for each part, whether its entry has a slot (0 or 1); the number of slots.
     """
     list_index = tl.load(keys + index).to(tl.int32) - first_key
     entry_index, is_listed = entry_indices(bitmasks, bit_counts, n_words, index, PARTS, PTX)
@@ -74,7 +74,7 @@ def _slot_counts_kernel(
     bitmasks,  # [parts, n_words] int32, or None if a tile is one part
     bit_counts,  # [parts n_words] int32, or None
     walk_ends,  # [lists] int32
-    isect_offsets,  # [tiles + 1] int32, the last is the number of intersections, at most n
+    isect_offsets,  # [tiles + 1] int32, the last one is the number of intersections, at most n
     counts,  # [1 + M] int32, output
     n: "Int", n_words: "Int", first_key: "Int", n_tiles: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
@@ -97,17 +97,17 @@ def _part_entries_kernel(
     bitmasks,  # [parts, n_words] int32, or None if a tile is one part
     bit_counts,  # [parts n_words] int32, or None
     walk_ends,  # [lists] int32
-    isect_offsets,  # [tiles + 1] int32, the last is the number of intersections
+    isect_offsets,  # [tiles + 1] int32, the last one is the number of intersections
     isect_starts,  # [S + 1] int32, see ``GaussianMajor``
     entries,  # [PADDING + n_entries + PADDING] int64, output
     slot_starts,  # [S + 1] int32, output, first slot of each span
     n: "Int", n_words: "Int", first_key: "Int", n_tiles: "Int", n_spans: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Writes row and slot of each entry of each list, and where the slots of spans begin.
+    """Writes the row and the slot of each entry of each list, and the first slot of each span.
 
-    One lane per intersection, one per span, and one for the end of the last span. Entries without a slot are written as
-    well, with any slot, as walks load rows ahead.
+    One lane per intersection, and one per span and for the end of the last span. Entries without a slot are written
+    with an arbitrary slot, as walks load rows ahead.
     """
     first_index = tl.program_id(0) * BLOCK
     index = first_index + tl.arange(0, BLOCK)
@@ -140,9 +140,9 @@ def _layers_kernel(
     row_search_steps: "Int", isect_search_steps: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Finds the first Gaussian of each layer, and where it begins in each tile, see ``Layers``. One lane for each.
+    """Finds the first Gaussian of each layer, and its first intersection in each tile. One lane per (layer, tile).
 
-    A layer begins with the first Gaussian whose first slot is not less than a multiple of ``layer_size``.
+    Layer k starts with the first Gaussian whose first slot is at least k * ``layer_size``.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     layer, tile = index // n_tiles, index % n_tiles
@@ -153,7 +153,7 @@ def _layers_kernel(
         start = tl.load(slot_starts + tl.load(span_starts + middle, mask=mask, other=0), mask=mask, other=0)
         is_before = (start < layer * layer_size) & (middle < n_rows)
         low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
-    low = tl.where(layer == n_layers, n_rows, low)  # the last layer also has those without a slot, after all others
+    low = tl.where(layer == n_layers, n_rows, low)  # the last layer includes the Gaussians without a slot at the end
     tl.store(first_positions + layer, low, mask=mask & (tile == 0))
     start = tl.load(slot_starts + tl.load(span_starts + low, mask=mask, other=0), mask=mask, other=0)
     low, high = tl.load(isect_offsets + tile), tl.load(isect_offsets + tile + 1)
@@ -167,11 +167,10 @@ def _layers_kernel(
 
 @triton.jit
 def list_part(entries, layer, entry_range, part, n_tiles):
-    """Lists the intersections of a part, of those of a layer, in the memory of its tile.
+    """Lists the intersections of a part that belong to a layer, in the memory of the tile.
 
     Returns:
-        The index in ``entries.listed`` of entry 0, if it were there; the first entry of the layer, and the one after
-        its last.
+        The offset in ``entries.listed`` of entry 0; the first entry of the layer; the one after its last.
     """
     tile = entry_range.list_index - part * n_tiles
     starts = entries.isect_offsets + tile
@@ -192,8 +191,8 @@ def list_part(entries, layer, entry_range, part, n_tiles):
 
 @triton.jit
 def _large_spans(slot_starts, positions, rows, large, layer, span, n_spans):
-    """Returns first slot and number of slots of each span; the number is 0 for Gaussians that are not large, or not
-    in the layer."""
+    """Returns the first slot and the number of slots of each span; 0 slots if the Gaussian is not large or not in the
+    layer."""
     mask = span < n_spans
     start = tl.load(slot_starts + span, mask=mask, other=0)
     end = tl.load(slot_starts + span + 1, mask=mask, other=0)
@@ -216,7 +215,7 @@ def _span_sum_kernel(
     n_spans: "Int", width: "Int", blocks: "Int",
     GROUP: tl.constexpr, UNROLL: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Adds the slots of each span of large Gaussians, COLUMNS columns of them, into its first slot."""
+    """Adds up the slots of each span of a large Gaussian, into its first slot. COLUMNS columns per program."""
     program = tl.program_id(0)
     span = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
     _start, lengths = _large_spans(slot_starts, positions, rows, large, layer, span, n_spans)
@@ -238,7 +237,7 @@ def _span_sum_kernel(
 
 @triton.jit
 def _sum_small(total, v_slots, first_slot, n_slots, column, WIDTH: tl.constexpr, UNROLL: tl.constexpr):
-    """Adds the slots of each Gaussian to its total, one after the other."""
+    """Adds the slots of each Gaussian to its total, in their order."""
     address = v_slots + first_slot.to(tl.int64) * WIDTH + column
     for base in range(0, tl.max(n_slots), UNROLL):
         for k in tl.static_range(UNROLL):
@@ -251,12 +250,12 @@ def _sum_large(
     total, v_slots, slot_starts, first_span, n_spans, start, column, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
     SPANS_SUMMED: tl.constexpr,
 ):  # fmt: skip
-    """Adds the sums of spans to the total of each Gaussian, one after the other.
+    """Adds the sums of the spans of each Gaussian to its total, in their order.
 
     Args:
-        first_span, n_spans: Of each Gaussian.
+        first_span, n_spans: The first span and the number of spans of each Gaussian.
         start: The first slot of its first span.
-        SPANS_SUMMED: Whether the first slot of a span has its sum.
+        SPANS_SUMMED: Whether the first slot of a span holds the sum of the span.
     """
     if SPANS_SUMMED:
         for base in range(0, tl.max(n_spans), UNROLL):
@@ -284,8 +283,8 @@ def _finish_rows(
     """Computes the gradients of mean, shape and opacity from the sums of a footprint, one lane per Gaussian.
 
     Args:
-        total: [LANES], sums by Gaussian, then column.
-        first_position, n_rows: The program's first position in depth order, and the end of those of all programs.
+        total: [LANES], sums ordered by Gaussian, then column.
+        first_position, n_rows: The program's first position in depth order, and the number of positions.
     """
     LANES: tl.constexpr = total.shape[0]
     GROUP: tl.constexpr = LANES // COLUMNS
@@ -307,7 +306,7 @@ def _finish_rows(
 
 @kernel
 def _row_sum_kernel(
-    v_slots,  # [slots, WIDTH]; if SPANS_SUMMED, each span's sum in its first slot for large Gaussians
+    v_slots,  # [slots, WIDTH]; if SPANS_SUMMED, the first slot of a span of a large Gaussian holds the span's sum
     slot_starts,  # [S + 1] int32
     span_starts,  # [nnz + 1] int32
     rows,  # [nnz] int32
@@ -321,7 +320,7 @@ def _row_sum_kernel(
     UNROLL: tl.constexpr, LANES: tl.constexpr, FINISH_LANES: tl.constexpr, ACCUMULATE: tl.constexpr,
     SPANS_SUMMED: tl.constexpr,
 ):  # fmt: skip
-    """Sums the slots of the Gaussians of a layer, COLUMNS columns of them, and makes gradients of the sums.
+    """Adds up the slots of each Gaussian of a layer, and computes gradients from the sums. COLUMNS columns per program.
 
     One lane per Gaussian and column; then FINISH_LANES lanes, one per Gaussian, for mean, shape and opacity.
     """
@@ -334,7 +333,7 @@ def _row_sum_kernel(
         v_slots += tl.cast(layer.first_slot, tl.int64) * -WIDTH
         group += tl.load(layer.first_positions + layer.number)
         n_rows = tl.load(layer.first_positions + layer.number + 1)
-    if group < n_rows:  # a layer has fewer Gaussians than there are programs for
+    if group < n_rows:  # the grid has programs for all Gaussians, not only for those of the layer
         # The Gaussian and the column of each lane, its spans, and its slots.
         index = group + lane // COLUMNS
         column = program % blocks * COLUMNS + lane % COLUMNS
@@ -357,8 +356,8 @@ def _row_sum_kernel(
             total, v_slots, slot_starts, first_span, n_spans, first_slot, column, WIDTH, UNROLL, SPANS_SUMMED
         )
 
-        # The first columns are the sums of the footprint. Those of features are gradients already; those of absgrad are
-        # with respect to exponents in base 2.
+        # Columns are sums of the footprint, gradients of features, and absgrad. The latter is with respect to base-2
+        # exponents, hence ln 2.
         if v_splats.sums is not None:
             tl.store(v_splats.sums + row * SUMS_WIDTH + column, total, mask=mask)
         feature = column - SUMS
@@ -373,13 +372,14 @@ def _row_sum_kernel(
 
 
 class Layers(NamedTuple):
-    """The layers that slots are computed in.
+    """The layers in which slots are computed.
 
     Attributes:
-        n, size: Their number, and about how many slots each has. The memory of a layer begins with slot layer * size.
-        first_positions: [layers + 1] int32, position of the first Gaussian of each in depth order, and nnz.
-        isect_starts: [layers + 1, tiles] int32, first intersection of each in each tile.
-        carry: [values, I, height, width], where the walk of a layer leaves the state of pixels to that in front.
+        n: The number of layers.
+        size: The approximate number of slots of a layer. The memory of layer k starts with slot k * size.
+        first_positions: [layers + 1] int32, position in depth order of the first Gaussian of each layer, then nnz.
+        isect_starts: [layers + 1, tiles] int32, first intersection of each layer in each tile.
+        carry: [values, I, height, width], the pixel state that a walk stores for the layer in front.
     """
 
     n: int
@@ -390,12 +390,12 @@ class Layers(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One of the :class:`Layers`: an argument of kernels. The default if there is one layer.
+    """A kernel argument: one of the :class:`Layers`. The defaults stand for a single layer.
 
     Attributes:
-        number, first_slot: Which one, and the slot that its memory begins with.
+        number, first_slot: Index of the layer, and the first slot in its memory.
         n_pixels: Number of pixels of all images.
-        first_positions, isect_starts, carry: Of all layers.
+        first_positions, isect_starts, carry: As in :class:`Layers`.
     """
 
     number: int = 0
@@ -407,16 +407,15 @@ class Layer(NamedTuple):
 
 
 class PartSlots(NamedTuple):
-    """Holds the memory to which the programs of the backward pass write the gradients of entries.
+    """The slots of a band.
 
     Attributes:
-        entries: Of all lists.
+        entries: The entries of all lists.
         slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
-        v_slots: [slots, columns] of all entries or of a layer, uninitialized if programs write each slot once,
-            otherwise zero.
-        launch_order: In which programs take lists, or tiles if they composite whole tiles, int64; or None.
-        parts_per_program, n_programs: Number of parts of a tile that a program composites, and of programs.
-        layers: See :class:`Layers`; None if there is one layer.
+        v_slots: [slots, columns] of all entries or of a layer. Uninitialized if each slot is written once, else zero.
+        launch_order: int64, order in which programs take lists, or tiles if they composite whole tiles; or None.
+        parts_per_program, n_programs: Number of parts of a tile per program, and number of programs.
+        layers: See :class:`Layers`; None for a single layer.
     """
 
     entries: Entries
@@ -428,7 +427,7 @@ class PartSlots(NamedTuple):
     layers: Layers | None = None
 
     def back_to_front(self) -> list[Layer]:
-        """Returns the layers in the order in which they are computed."""
+        """Returns the layers back to front, the order in which they are computed."""
         if self.layers is None:
             return [Layer()]
         n, size, first_positions, isect_starts, carry = self.layers
@@ -437,13 +436,14 @@ class PartSlots(NamedTuple):
 
 
 def assign_slots(lists: PartLists, band: BandTask, records: Tensor, columns: int, n_carry: int | None) -> PartSlots:
-    """Assigns a slot to each entry that needs one, and allocates slots; intersections must have ``gaussian_major``.
+    """Assigns a slot to each entry that needs one, and allocates slots. Requires ``gaussian_major`` of intersections.
 
-    If ``lists.walk_ends`` is unknown, every entry gets a slot. On a CPU, one program composites all parts of a tile,
-    which share a slot for each intersection.
+    If ``lists.walk_ends`` is unknown, all entries get slots. On a CPU, one program composites all parts of a tile,
+    which share one slot per intersection.
 
     Args:
-        n_carry: Number of values of a pixel that a walk leaves to that of the layer in front; None for one layer.
+        columns: Number of values of a slot.
+        n_carry: Number of values per pixel that a walk stores for the layer in front; None for a single layer.
     """
     intersections = band.intersections
     isect_offsets, gaussian_major = intersections.isect_offsets, intersections.gaussian_major
@@ -474,9 +474,9 @@ def assign_slots(lists: PartLists, band: BandTask, records: Tensor, columns: int
             intersections.flatten_ids.numel(),
         )
         n_layers = min(-(-n_slots * columns * records.itemsize // LAYER_BYTES), LAYERS_MAX)
-        slack = band.grid.tiles_per_image  # a layer ends with a whole Gaussian
+        slack = band.grid.tiles_per_image  # for the last Gaussian of a layer, which is not split
         size = -(-n_slots // max(n_layers, 1))
-        # Only lists that were made by depth have known keys.
+        # Lists have keys only if they were made in depth order.
         if n_carry is not None and intersections.keys is not None and n_slots > size + slack:
             camera = band.settings.camera
             carry = records.new_empty(n_carry, band.grid.n_images, camera.height, camera.width)
@@ -487,7 +487,7 @@ def assign_slots(lists: PartLists, band: BandTask, records: Tensor, columns: int
         values, slot_starts = _entries(lists, intersections, gaussian_major, walk_ends)
         entries = Entries(values)
         allocate = records.new_zeros if lists.walk_ends is None else records.new_empty
-        n_slots = lists.n_entries  # fewer may do, but only the device knows how many
+        n_slots = lists.n_entries  # an upper bound: only the device knows the number
     n_programs = programs(lists.n_chunks + n_lists // parts_per_program, 1)
     v_slots = allocate(n_slots, columns)
     if launch.slots_hook is not None and parts_per_program == 1 and lists.n_walked is not None:
@@ -502,7 +502,7 @@ def _find_layers(
     gaussian_major: GaussianMajor,
     carry: Tensor,
 ) -> Layers:
-    """Finds where layers begin if the slot of an intersection is its Gaussian-major index."""
+    """Finds the starts of layers, for slots that are Gaussian-major indices of intersections."""
     n_tiles, span_starts = isect_offsets.numel() - 1, gaussian_major.span_starts
     first_positions = isect_offsets.new_empty(n_layers + 1)
     isect_starts = isect_offsets.new_empty(n_layers + 1, n_tiles)
@@ -528,7 +528,7 @@ def _find_layers(
 def _entries(
     lists: PartLists, intersections: Intersections, gaussian_major: GaussianMajor, walk_ends: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Assigns slots to the entries before ``walk_ends``, side by side to those of a Gaussian.
+    """Assigns slots to the entries before ``walk_ends``, contiguous for each Gaussian.
 
     Returns:
         ``listed`` of :class:`Entries`, [n_entries] int64, and the first slot of each span [S + 1].
@@ -580,15 +580,14 @@ def sum_slots(
     *,
     accumulate: bool,
 ) -> None:
-    """Writes the gradients of the Gaussians of a layer, which follow from the sums of their slots.
+    """Adds up the slots of the Gaussians of a layer, and writes their gradients. Overwrites slots.
 
-    If there are several bands, sums are stored in ``v_splats``, or added there. The slots of a Gaussian are added one
-    after the other. Those of large ones [nnz] are first summed span by span, by a kernel of its own if images have
-    enough tiles for a large one. As a span lies within a tile row, bits do not depend on the split into bands.
-    Overwrites slots.
+    With several bands, sums are stored in ``v_splats`` or added to it. The slots of a Gaussian are added in their
+    order. The slots of `large` Gaussians [nnz] are first summed span by span, by a separate kernel if images have
+    enough tiles for a large Gaussian. A span lies within a tile row, so bits do not depend on bands.
     """
     rows, n_spans, width = gaussian_major.rows, slots.slot_starts.numel() - 1, slots.v_slots.shape[1]
-    unroll = 1 if is_compiled_for_cpu(large) else UNROLL  # a Gaussian has few slots there, as parts share them
+    unroll = 1 if is_compiled_for_cpu(large) else UNROLL  # on a CPU, parts share slots, so a Gaussian has few
     arguments: dict[str, Any] = {
         "v_slots": slots.v_slots,
         "slot_starts": slots.slot_starts,

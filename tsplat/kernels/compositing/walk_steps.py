@@ -1,7 +1,7 @@
-"""Steps that all walks share: they find a program's entries and pixels, blend a Gaussian, and store results at the end.
+"""Steps shared by walks: find the entries and pixels of a program, blend a Gaussian, and store the results.
 
-The exponent of alpha is in base 2 and includes the opacity: alpha = min(alpha_max, 2^e). Kernels call fma explicitly
-and are compiled without contraction, so that both passes compute the same bits of alpha and skip the same Gaussians.
+The exponent of alpha has base 2 and includes the opacity: alpha = min(alpha_max, 2^e). Kernels call fma explicitly and
+are compiled without contraction, so that both passes compute the same bits of alpha and skip the same Gaussians.
 """
 
 import math
@@ -21,22 +21,22 @@ from .rays import has_ray, load_rays
 from .tuning import PartShape, walk_unroll
 
 OPACITY_VALUES = tl.constexpr(2)
-"""Values of a record after those of its footprint: log2(opacity), and the opacity clamped to alpha_max. Features may
-follow."""
+"""Number of values of a record between those of the footprint and the features: log2(opacity), and min(opacity,
+alpha_max)."""
 
 STEP = 16
-"""Gaussians between two checks whether all pixels of a part have stopped."""
+"""Number of Gaussians between two checks of whether all pixels of a part have stopped."""
 
 
 class Ranges(NamedTuple):
-    """Selects the entries that each program of a walk composites: an argument of kernels.
+    """A kernel argument: assigns entries to the programs of a walk.
 
     Attributes:
-        offsets: [lists + 1] int32, first entry of each list, and their number.
-        launch_order: [lists] int64, in which programs take the lists; None for their own.
+        offsets: [lists + 1] int32, first entry of each list, then the number of entries.
+        launch_order: [lists] int64, order in which programs take the lists; None for ascending order.
         walk_ends: [lists] int32, one past the last entry of each list that a pixel passed, output; or None.
         chunk_starts, chunk_lists: [lists + 1] and [n_chunks] int32, see ``PartLists``; None if no list is cut.
-        n_chunks: Number of chunks, or more.
+        n_chunks: Number of chunks, or an upper bound.
     """
 
     offsets: Tensor
@@ -52,13 +52,13 @@ class Ranges(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """Holds what programs of chunks read and write, a row for each chunk: an argument of kernels. None if not needed.
+    """A kernel argument: inputs and outputs of chunks, one row per chunk. Fields that are not needed are None.
 
     Attributes:
         products: [n_chunks, pixels of a part], see ``chunk_products``.
-        transmittances, last_ids: [n_chunks, pixels of a part], T behind a chunk, negative where pixels have stopped;
-            int32, one past the last entry that each pixel passed.
-        colors: [n_chunks, features, pixels of a part], from the first feature of a group of channels on.
+        transmittances: [n_chunks, pixels of a part], T behind a chunk, negative where a pixel has stopped.
+        last_ids: [n_chunks, pixels of a part] int32, one past the last entry that each pixel passed.
+        colors: [n_chunks, features, pixels of a part], starting at the first feature of a channel group.
         median_rows: [n_chunks, pixels of a part] int32.
         v_rays: [n_chunks, 6, pixels of a part], gradients of rays.
     """
@@ -72,11 +72,11 @@ class Chunks(NamedTuple):
 
 
 class FinalPixels(NamedTuple):
-    """The state of pixels at the end of the forward pass: an argument of kernels.
+    """A kernel argument: the state of pixels after the forward pass.
 
     Attributes:
         transmittances, last_ids: [I, height, width], see ``RenderBuffers``.
-        depth_sums: [I, height, width], sums of the last feature; None without distortion.
+        depth_sums: [I, height, width], the channel of the last feature; None without distortion.
     """
 
     transmittances: Tensor
@@ -85,12 +85,13 @@ class FinalPixels(NamedTuple):
 
 
 class ImageGradients(NamedTuple):
-    """Gradients of images: an argument of kernels.
+    """A kernel argument: gradients of images.
 
     Attributes:
-        colors: [I, height, width, D] of any strides, with that of distortion after those of features.
+        colors: [I, height, width, D]; with distortion, D includes it as the last channel.
         alphas: [I, height, width, 1], or None for zero.
-        image_stride, pixel_stride, channel_stride: Of colors. Pixel rows are ``width * pixel_stride`` apart.
+        image_stride, pixel_stride, channel_stride: The strides of colors. Pixel rows have stride
+            ``width * pixel_stride``.
     """
 
     colors: Tensor
@@ -105,11 +106,11 @@ class ImageGradients(NamedTuple):
 
 
 class PartGrid(NamedTuple):
-    """Locates the pixels of the parts of a band: an argument of kernels.
+    """A kernel argument: the tiles of a band, from which the pixels of parts are computed.
 
     Attributes:
         n_tiles, first_tile: Number of tiles of the band, and flat index of its first tile.
-        width, height: Of images in pixels.
+        width, height: Image size in pixels.
         tile_width, tiles_per_image: Number of tiles of a tile row, and of an image.
     """
 
@@ -122,7 +123,7 @@ class PartGrid(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Constants of kernels: edge of a tile, and width and height of a part, in pixels; entries of a chunk."""
+    """Constants of kernels: side length of a tile, width and height of a part in pixels, and entries of a chunk."""
 
     TILE: int
     WIDTH: int
@@ -135,9 +136,10 @@ class EntryRange(NamedTuple):
 
     Attributes:
         list_index: Index of the list.
-        start: Its first entry, int64; ``begin`` and ``end`` of the range are counted from there.
-        first_chunk, end_chunk: The list's first chunk and the one after its last; equal if it is not cut.
-        is_chunk: Whether the program has a chunk. Programs beyond the last one have no entries and store nothing.
+        start: First entry of the list, int64.
+        begin, end: The range of entries, relative to ``start``.
+        first_chunk, end_chunk: The list's first chunk, and the one after its last; equal if the list is not cut.
+        is_chunk: Whether the program has a chunk. Programs beyond the last chunk have no entries and store nothing.
     """
 
     list_index: Any
@@ -153,11 +155,11 @@ class BlockPixels(NamedTuple):
     """The pixels of a block, BLOCK_HEIGHT pixel rows of a part.
 
     Attributes:
-        image: The tile's image, int64.
-        position: x [1, WIDTH] and y [BLOCK_HEIGHT, 1] in the image; of ``part_pixels`` the centers, or the rays.
-        inside: Whether they are inside the image, [BLOCK_HEIGHT, WIDTH], as the next two.
-        index: Flat index in the images, int64.
-        part_index: Index in the part.
+        image: The image of the tile, int64.
+        position: x [1, WIDTH] and y [BLOCK_HEIGHT, 1] in the image. ``part_pixels`` returns centers or rays instead.
+        inside: [BLOCK_HEIGHT, WIDTH], whether pixels are inside the image.
+        index: [BLOCK_HEIGHT, WIDTH] int64, flat index in the images.
+        part_index: [BLOCK_HEIGHT, WIDTH], index in the part.
     """
 
     image: Any
@@ -168,17 +170,17 @@ class BlockPixels(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Holds the constants of kernels that walk lists one Gaussian after the other.
+    """Constants of kernels that walk lists Gaussian by Gaussian.
 
     Attributes:
-        FOOTPRINT, PART: What a splat is at a pixel; see :class:`Part`.
-        RECORD_WIDTH, COLORS, FEATURES: Numbers of values of a record, of colors among these, and of colors and depth.
-        UNROLL, PREFETCH: How often the loop is unrolled, and by how many entries it prefetches; 0 for none.
-        LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha, and of T.
+        FOOTPRINT, PART: The footprint; see :class:`Part`.
+        RECORD_WIDTH, COLORS, FEATURES: Number of values of a record, of colors, and of colors and depth.
+        UNROLL, PREFETCH: Unroll factor of the loop, and number of entries by which it prefetches; 0 for none.
+        LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha and of T.
         FAST: Whether values are fp32 on an NVIDIA GPU. Kernels then use 16-byte loads, PTX and approximate
             instructions.
-        AMD: Whether the GPU is AMD's.
-        DISTORTION: Whether the distortion of the last feature follows the features.
+        AMD: Whether the GPU is an AMD GPU.
+        DISTORTION: Whether the distortion of the last feature is a channel after the features.
     """
 
     FOOTPRINT: Footprint
@@ -198,7 +200,7 @@ class Walk(NamedTuple):
 
 @triton.jit
 def _nth_list(n, launch_order):
-    """Returns the n-th list in the launch order [lists] int64; list n without one."""
+    """Returns the n-th list in the launch order [lists] int64, or n without a launch order."""
     if launch_order is not None:
         return tl.load(launch_order + n).to(tl.int32)
     else:
@@ -207,11 +209,11 @@ def _nth_list(n, launch_order):
 
 @triton.jit
 def load_range(program, ranges, CHUNK: tl.constexpr, skipped=0):
-    """Returns the :class:`EntryRange` of a program; ``n_chunks`` of ``ranges`` may be more than there are.
+    """Returns the :class:`EntryRange` of a program.
 
     Args:
-        ranges: See :class:`Ranges`.
-        skipped: Added to the index of the list, where a program composites several parts; 0 if lists are cut.
+        ranges: See :class:`Ranges`. There may be fewer chunks than ``n_chunks``.
+        skipped: Added to the index of the list, if a program composites several parts; 0 if lists are cut.
     """
     if ranges.chunk_lists is None:
         index = _nth_list(program, ranges.launch_order) + skipped
@@ -236,7 +238,7 @@ def load_range(program, ranges, CHUNK: tl.constexpr, skipped=0):
         end_chunk = tl.where(is_beyond, program + 1, end_chunk)
         count = tl.where(is_beyond, 0, count)
         begin = tl.where(is_chunk, (program - first_chunk) * CHUNK, 0)
-        # A list that is cut is left to the programs of its chunks.
+        # The program of a cut list has no entries: those of its chunks composite it.
         end = tl.where(is_chunk, tl.minimum(begin + CHUNK, count), tl.where(first_chunk < end_chunk, 0, count))
         return EntryRange(
             list_index=index, start=start, begin=begin, end=end, first_chunk=first_chunk, end_chunk=end_chunk,
@@ -251,11 +253,8 @@ def part_coordinates(
 ):  # fmt: skip
     """Returns the :class:`BlockPixels` of a block of the part whose list has the given index.
 
-    If BY_COLUMN, the index in the part has a hint that lets a lane hold pixels of a column, which share more of the
-    work of a Gaussian than those of a pixel row.
-
-    Args:
-        part_grid: See :class:`PartGrid`.
+    BY_COLUMN adds a hint to the index in the part that lets a lane hold the pixels of a column. These share more of the
+    work of a Gaussian than the pixels of a row.
     """
     TILE: tl.constexpr = PART.TILE
     WIDTH: tl.constexpr = PART.WIDTH
@@ -282,7 +281,7 @@ def part_pixels(
     index, block: tl.constexpr, part_grid, rays, PART: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
     BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
-    """Returns what ``part_coordinates`` does, with the centers or rays of pixels for positions."""
+    """Returns what ``part_coordinates`` does, with pixel centers or rays as positions."""
     pixels = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT, BY_COLUMN)
     if rays.per_pixel is None:
         x, y = pixels.position
@@ -299,15 +298,15 @@ def begin_forward(
     program, ranges, masks, products, part_grid, rays, PART: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
     dtype: tl.constexpr,
 ):  # fmt: skip
-    """Finds the entries and pixels of a program, and the state of its pixels in front of its entries.
+    """Finds the entries and pixels of a program, and T of its pixels in front of its entries.
 
     Args:
         masks: [I, tiles_per_image] bool or None.
         products: [n_chunks, WIDTH HEIGHT], see ``chunk_products``; None if no list is cut.
 
     Returns:
-        What ``load_range`` and ``part_pixels`` do; whether the tile is shown; the transmittance in front of the
-        program's entries, negative where pixels are outside, have no ray or have stopped before.
+        The results of ``load_range`` and ``part_pixels``; whether the mask of the tile is true; T in front of the
+        program's entries, negative for pixels that are outside, have no ray or have stopped before.
     """
     entry_range = load_range(program, ranges, PART.CHUNK)
     index = entry_range.list_index
@@ -330,7 +329,7 @@ def begin_forward(
 
 @triton.jit
 def store_chunk(chunks, chunk, part_pixel, transmittance, last, mask, PIXELS: tl.constexpr):
-    """Stores where the walk of a chunk ended: T and ``last_ids`` of its pixels, by their index in the part."""
+    """Stores T and ``last_ids`` at the end of the walk of a chunk, by pixel of the part."""
     tl.store(chunks.transmittances + chunk * PIXELS + part_pixel, transmittance, mask=mask)
     if chunks.last_ids is not None:
         tl.store(chunks.last_ids + chunk * PIXELS + part_pixel, last, mask=mask)
@@ -338,11 +337,11 @@ def store_chunk(chunks, chunk, part_pixel, transmittance, last, mask, PIXELS: tl
 
 @triton.jit
 def store_list(images, walk_ends, pixel, index, start, transmittance, last, inside, is_whole):
-    """Stores where the walk of a whole list ended: T, alpha and ``last_ids`` of pixels, and the list's ``walk_ends``.
+    """Stores T, alpha and ``last_ids`` of pixels and ``walk_ends`` at the end of the walk of a whole list.
 
     Args:
         images: See ``RenderBuffers``.
-        index, start: Of the list, see :class:`EntryRange`.
+        index, start: Index and first entry of the list.
     """
     if images.transmittances is not None:
         tl.store(images.transmittances + pixel, transmittance, mask=inside)
@@ -354,14 +353,14 @@ def store_list(images, walk_ends, pixel, index, start, transmittance, last, insi
 
 
 class Entries(NamedTuple):
-    """Rows and slots of the entries of lists in the backward pass: an argument of kernels.
+    """A kernel argument: rows and slots of the entries of lists in the backward pass.
 
     Attributes:
-        listed: [n_entries] int64, row of each in the low 32 bits, slot in the high ones. Where the parts of a tile
-            share slots: [M] int32, in which each program lists the intersections of one part after the other.
+        listed: [n_entries] int64, row of each entry in the low 32 bits, slot in the high 32 bits. If the parts of a
+            tile share slots: [M] int32, memory in which a program lists the intersections of one part after the other.
         rows, slots: [M] int32, row and slot of each intersection; None if ``listed`` has both.
-        isect_offsets, bitmasks, bit_counts, n_words: What lists are made from, see ``PartLists``; None and 0 if
-            ``listed`` has them.
+        isect_offsets, bitmasks, bit_counts, n_words: Used to list parts, see ``PartLists``; None and 0 if ``listed``
+            is complete.
     """
 
     listed: Tensor
@@ -375,7 +374,7 @@ class Entries(NamedTuple):
 
 @triton.jit
 def load_entry(entries, pointer, FAST: tl.constexpr):
-    """Loads row and slot of an entry, given the pointer to its value."""
+    """Loads the row and the slot of an entry, given the pointer to it in ``listed``."""
     if entries.rows is not None:
         intersection = tl.load(pointer)
         return tl.load(entries.rows + intersection), tl.load(entries.slots + intersection)
@@ -391,8 +390,7 @@ def load_entry(entries, pointer, FAST: tl.constexpr):
 
 @triton.jit
 def load_entry_rows(entries, pointer, index):
-    """Loads the rows of entries, given the pointer to the first value, where registers are too few for slots as
-    well."""
+    """Loads the rows of entries, given the pointer to the first one. Saves registers compared with ``load_entry``."""
     if entries.rows is not None:
         return tl.load(entries.rows + tl.load(pointer + index))
     else:
@@ -401,7 +399,7 @@ def load_entry_rows(entries, pointer, index):
 
 @triton.jit
 def load_entry_slots(entries, pointer, index):
-    """Loads the slots of entries, given the pointer to the first value. int64"""
+    """Loads the slots of entries, int64, given the pointer to the first one."""
     if entries.rows is not None:
         return tl.load(entries.slots + tl.load(pointer + index)).to(tl.int64)
     else:
@@ -411,9 +409,9 @@ def load_entry_slots(entries, pointer, index):
 
 @triton.jit
 def clamped_alpha(e, limit, FAST: tl.constexpr, AMD: tl.constexpr = False):
-    """Returns 2^e clamped to the limit. Callers replace results below the threshold of alpha."""
+    """Returns min(2^e, limit). Callers replace results below the threshold of alpha."""
     if not (FAST or AMD):
-        # Numbers close to 0 (denormal ones) cost a CPU a hundred cycles.
+        # Subnormal numbers cost a CPU a hundred cycles.
         e = tl.maximum(e, -126.0)
     return tl.minimum(exp2(e, FAST), limit)
 
@@ -422,7 +420,7 @@ def clamped_alpha(e, limit, FAST: tl.constexpr, AMD: tl.constexpr = False):
 def alpha_at(
     record, pixel, FOOTPRINT: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, FAST: tl.constexpr, AMD: tl.constexpr
 ):  # fmt: skip
-    """Returns alpha of a record at pixels, 0 below the threshold, and their local coordinates in the splat."""
+    """Returns alpha of a record at pixels, 0 below ALPHA_MIN, and the local coordinates of the pixels."""
     local = FOOTPRINT.locate(record, pixel)
     e = FOOTPRINT.log2_alpha(record, local)
     limit = record[FOOTPRINT.VALUES + OPACITY_VALUES - 1]
@@ -433,36 +431,37 @@ def alpha_at(
 def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr, AMD: tl.constexpr = False):
     """Blends a Gaussian front to back. Returns its weight alpha T, whether it is added, and T behind it.
 
-    A pixel adds all until it stops, if only with alpha 0. Then it keeps T, with a negative sign; if AMD, weights are 0.
+    A pixel adds all Gaussians, also with alpha 0, until it stops. Then T remains, with a negative sign. If AMD, the
+    weights of Gaussians that are not added are 0.
     """
     # w = alpha T;  T <- T - alpha T
     weight = alpha * transmittance
-    # Rounded once: subtracting the weight would lose digits near alpha = 1. Unlike a minus, a factor of -1 is free.
+    # Rounded once: T - w would lose digits near alpha = 1. A factor of -1 is free, unlike a negation.
     after = tl.fma(alpha, transmittance * -1.0, transmittance)
     added = after > constant(TRANSMITTANCE_MIN, after)
     if AMD:
-        # Each select takes an instruction there: one for the weight replaces one for each feature.
+        # A select takes an instruction. One for the weight replaces one for each feature.
         weight = tl.where(added, weight, 0.0)
     return weight, added, tl.where(added, after, tl.abs(transmittance) * -1.0)
 
 
 @triton.jit
 def inverse_transmittance(transmittance, FAST: tl.constexpr):
-    """Returns 1 / T; finite also where T is lower than in any pixel that has not stopped."""
+    """Returns 1 / max(T, 1e-6). T of pixels that have not stopped is above this bound."""
     return reciprocal(tl.maximum(transmittance, 1e-6), FAST)
 
 
 @triton.jit
 def absorb_vjp(transmittance, alpha, behind, v_dot_c, FAST: tl.constexpr):
-    """Takes a Gaussian out of a pixel, back to front: the vector-Jacobian product of ``absorb``.
+    """Removes a Gaussian from a pixel, back to front: the vector-Jacobian product of ``absorb``.
 
     Args:
         transmittance: T behind the Gaussian.
-        behind: The gradient of the pixel times the color that shows behind the Gaussian.
-        v_dot_c: The gradient of the pixel times the Gaussian's color.
+        behind: v . (color that is visible behind the Gaussian), with the gradient v of the pixel.
+        v_dot_c: v . (color of the Gaussian).
 
     Returns:
-        T and ``behind`` in front of the Gaussian, its weight, and alpha dL/d alpha.
+        T and ``behind`` in front of the Gaussian, its weight, and g = alpha dL/d alpha.
     """
     # T <- T / (1 - alpha);  w = alpha T
     transmittance = transmittance * reciprocal(1.0 - alpha, FAST)
@@ -474,16 +473,17 @@ def absorb_vjp(transmittance, alpha, behind, v_dot_c, FAST: tl.constexpr):
 
 @triton.jit
 def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry, WALK: tl.constexpr):
-    """Takes a Gaussian out of the pixels of a block, back to front. ``state`` is that of ``distortion``, or ().
+    """Removes a Gaussian from the pixels of a block, back to front. ``state`` is the state of ``distortion``, or ().
 
     Returns:
-        T and ``behind`` in front of it, its weight, g, the local coordinates of pixels, the gradient of its features
-        divided by the weight, and the state in front of it.
+        T and ``behind`` in front of the Gaussian, its weight, g, the local coordinates of pixels, the gradient of its
+        features divided by the weight, and the state in front of it.
     """
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY_VALUES
     local = FOOTPRINT.locate(record, pixel)
     e = FOOTPRINT.log2_alpha(record, local)
+    # alpha = min(alpha_max, 2^e), 0 below 1/255 and behind the last entry of the pixel
     kept = (e >= constant(WALK.LOG2_ALPHA_MIN, e)) & (entry < last)
     alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], WALK.FAST, WALK.AMD), 0.0)
     features = FOOTPRINT.features(record, local, pixel, FIRST, len(v_color), FOOTPRINT)
@@ -498,17 +498,18 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry,
     if len(state) > 0:
         v_weight += of_distortion
     transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, WALK.FAST)
+    # No gradient where alpha is clamped.
     g = tl.where(e <= constant(WALK.LOG2_ALPHA_MAX, e), g, 0.0)
     v_color, local = FOOTPRINT.features_vjp(record, local, pixel, weight, v_color, FIRST, FOOTPRINT)
     return transmittance, behind, weight, g, local, v_color, state
 
 
 NO_RAYS = Rays(None, None)
-"""Kernels get this for footprints on the image plane."""
+"""Argument of kernels for footprints on the image plane."""
 
 
 class BandTask(NamedTuple):
-    """A band of tiles and how it is composited."""
+    """A band of tiles, and how it is composited: the arguments that the launchers of a band share."""
 
     intersections: Intersections
     grid: TileGrid
@@ -535,15 +536,15 @@ class BandTask(NamedTuple):
         return Part(self.settings.tile_size, self.shape.width, self.shape.height, self.shape.chunk)
 
     def rays_to_read(self) -> Rays:
-        """Returns the rays of pixels without their gradients, or a bundle of None."""
+        """Returns the rays of pixels without gradients, or NO_RAYS."""
         return NO_RAYS if self.rays is None else self.rays._replace(v_per_pixel=None)
 
     def rays_to_differentiate(self) -> Rays:
-        """Returns the rays of pixels with their gradients, or a bundle of None."""
+        """Returns the rays of pixels with gradients, or NO_RAYS."""
         return NO_RAYS if self.rays is None else self.rays
 
     def part_grid(self) -> PartGrid:
-        """Returns which pixels the parts have."""
+        """Returns the kernel argument from which the pixels of parts are computed."""
         camera, grid = self.settings.camera, self.grid
         first_tile = self.intersections.first_tile
         return PartGrid(self.n_tiles, first_tile, camera.width, camera.height, grid.tile_width, grid.tiles_per_image)
@@ -556,12 +557,12 @@ class BandTask(NamedTuple):
         hits: bool = False,
         distortion: bool = False,
     ) -> Walk:
-        """Returns the constants of kernels that walk lists one Gaussian after the other.
+        """Returns the constants of kernels that walk lists Gaussian by Gaussian.
 
         Args:
-            splats: Whose channels the records have; None for none.
-            normals, hits: Whether the channels begin with normals, and end with what rays hit, if there is any.
-            distortion: Whether the channels end with the last one.
+            splats: The splats whose channels are in the records; None without channels.
+            normals, hits: Whether this group of channels contains the normals, and the hits, if these are rendered.
+            distortion: Whether this group contains the last channel, of which distortion is computed if rendered.
         """
         settings = self.settings
         unrolled = not (is_amd(records) and self.footprint.WIDE)

@@ -1,4 +1,4 @@
-"""Footprints evaluate splats at pixels, a file for each kind; see `interface.Footprint`."""
+"""Footprints evaluate alpha and gradients of splats at pixels, one file each; see `interface.Footprint`."""
 
 import functools
 
@@ -20,13 +20,13 @@ FOOTPRINTS = {
     "surfel plane": SURFEL_PLANE,
     "wrapped ellipse": WRAPPED,
 }
-"""By ``CompositingSettings.footprint``."""
+"""``CompositingSettings.footprint`` -> footprint."""
 
 
 @functools.cache
 def find_footprint(name: str, normals: bool, hits: bool) -> Footprint:
-    """Returns the footprint of a walk whose first features are a normal, and whose last is a hit, if so."""
+    """Returns the footprint of a walk, given whether its first features are a normal, and its last one is a hit."""
     footprint = FOOTPRINTS[name]
-    if footprint.HITS:  # always of the last feature, which other groups of channels do not have
+    if footprint.HITS:  # a hit is the last feature, which other groups of channels do not contain
         return footprint if hits else SURFEL
     return seen_along_rays(footprint, normals, hits) if normals or hits else footprint

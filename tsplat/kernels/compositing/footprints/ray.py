@@ -1,17 +1,18 @@
-"""The 3D Gaussian along the ray of a pixel: sigma = |c|^2 / 2, with c the point of the ray nearest to the mean.
+"""The 3D Gaussian evaluated along the ray of a pixel: sigma = |c|^2 / 2, with c the point closest to the mean.
 
-In the frame where the Gaussian is a unit sphere around 0, x -> M (x - m) with M = diag(1 / s) R^T, the ray o + t d is
-w + t u with w = M (o - m) and u = M d. Alpha is that at its highest point, t = -(u . w) / |u|^2 and c = w + t u
-(3DGUT, arXiv 2412.12507, section 4.3). As c is orthogonal to u, gradients are linear in sums over pixels of g, g c and
-g c c^T. Rounding leaves c a component along u, which alpha does not show, but which M^T multiplies by 1 / s; so
-gradients are those of c after another step, c - u (u . c) / |u|^2.
+In the frame in which the Gaussian is a unit sphere around 0, x -> M (x - m) with M = diag(1 / s) R^T, the ray o + t d
+is w + t u, with w = M (o - m) and u = M d. Alpha is evaluated at its maximum, t = -(u . w) / |u|^2 and c = w + t u
+(3DGUT, arXiv 2412.12507, section 4.3). As c is orthogonal to u, gradients are linear in the sums over pixels of g, g c
+and g c c^T. Due to rounding, c has a small component along u. It does not matter for alpha, but M^T multiplies it by
+1 / s. Gradients therefore use c - u (u . c) / |u|^2.
 
-A *shape* is a row's mean, quaternion wxyz of any norm, and scales, in the world frame; the mean in pixels is not used.
-A record holds m and the rows of M. The *pixel* is a ray: o and d. A part lists what its beam may meet: see `beams`.
+A *shape* is the mean, the quaternion wxyz of any norm, and the scales in the world frame; the mean in pixels is not
+used. A record holds m and the rows of M. The *pixel* is a ray, o and d. The list of a part has the splats that its beam
+may meet, see `beams`.
 
-Two features may depend on the pixel. A *normal*, the Gaussian's third axis, is negated where it points along the ray. A
-*hit* is the distance |t| of the nearest point from o. With q the gradient of t over |u|^2, dt/dw = -u / |u|^2 and
-dt/du = -(c + t u) / |u|^2 add q u to g c, and q (u c^T + c u^T) to g c c^T, so that the sums stay ten.
+Two features may depend on the pixel. A *normal*, the third axis of the Gaussian, is negated if it points along the ray.
+A *hit* is the distance |t| of the closest point from o. With q = (dL/dt) / |u|^2, dt/dw = -u / |u|^2 and
+dt/du = -(c + t u) / |u|^2 add q u to g c, and q (u c^T + c u^T) to g c c^T, so the number of sums remains ten.
 """
 
 import dataclasses
@@ -37,18 +38,18 @@ from .ellipse import EllipseForm, reaches_rectangle
 from .interface import HALF_LOG2_E, Footprint, rendered_shape
 
 INVERSE_MAX = tl.constexpr(1e12)
-"""Largest 1 / s of a splat that is rendered, and largest coordinate of its mean: squares stay finite in fp32."""
+"""Maximum of 1 / s and of the coordinates of the mean of a valid splat, so that squares are finite in fp32."""
 
 
 class EllipsoidBound(NamedTuple):
-    """The ellipsoid where alpha is ALPHA_MIN, in a tile's frame.
+    """The ellipsoid where alpha is ALPHA_MIN, in the frame (d, e, f) of a tile.
 
     Attributes:
-        shadow: The form of its shadow along d; the level is the square of its size in units of the largest scale.
-        x, y: Its mean on the axes e and f.
-        near, far: Its range of depths along d.
-        room: By how much a rectangle grows for rounding.
-        is_visible: Whether alpha is above ALPHA_MIN anywhere.
+        shadow: The form of its projection along d; the level is the square of its size in units of the largest scale.
+        x, y: The mean on the axes e and f.
+        near, far: The range of depths along d.
+        room: Tolerance for rounding, by which rectangles are enlarged.
+        is_visible: Whether alpha exceeds ALPHA_MIN anywhere.
     """
 
     shadow: Any
@@ -76,14 +77,14 @@ def _pack(mean, shape, visible):
     values = shape[:3] + _whitening(shape)
     valid = visible
     for k in tl.static_range(12):
-        # Neither infinite nor NaN.
+        # False for infinity and NaN.
         valid = valid & (tl.abs(values[k]) <= constant(INVERSE_MAX, values[k]))
     return where(valid, values), valid
 
 
 @triton.jit
 def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
-    """Returns true, as the extent in pixels is not known here."""
+    """Returns true, as the extent in pixels is unknown."""
     return opacity == opacity
 
 
@@ -95,13 +96,13 @@ def _row(record, k: tl.constexpr, v):
 
 @triton.jit
 def _along_axes(record, inverse, v):
-    """Returns S R^T v over the largest scale: M v times ``inverse``, 1 / that scale over squared lengths of rows."""
+    """Returns S R^T v / s_max, computed as M v times ``inverse`` = 1 / (s_max |row of M|^2)."""
     return _row(record, 0, v) * inverse[0], _row(record, 1, v) * inverse[1], _row(record, 2, v) * inverse[2]
 
 
 @triton.jit
 def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
-    """Returns the :class:`EllipsoidBound` of a record in a tile's frame."""
+    """Returns the :class:`EllipsoidBound` of a record in the frame of a tile."""
     d, e = frame[3:6], frame[6:9]
     f = cross3(d, e)
     to_mean = (record[0] - frame[0], record[1] - frame[1], record[2] - frame[2])
@@ -112,7 +113,7 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
     root = tl.sqrt(tl.minimum(tl.minimum(squares[0], squares[1]), squares[2]))
     level = record[12] - constant(LOG2_ALPHA_MIN, record[12])
     size = tl.sqrt(tl.maximum(level, 0.0) / constant(HALF_LOG2_E, level) + 1e-3) / root
-    # Room for the rounding of this test, and of compositing, as a distance by which a ray may pass closer.
+    # A tolerance for the rounding of this test and of compositing, as a distance.
     distance = tl.abs(to_mean[0]) + tl.abs(to_mean[1]) + tl.abs(to_mean[2]) + frame[9]
     room = 2e-6 * (distance + size)
 
@@ -120,7 +121,7 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
     along_d = _along_axes(record, inverse, d)
     along_e = _along_axes(record, inverse, e)
     along_f = _along_axes(record, inverse, f)
-    # The inverse of the shadow's covariance, whose determinant would cancel if it were made of its values.
+    # The inverse of the covariance of the shadow. Its determinant, |along_e x along_f|^2, avoids cancellation.
     normal = cross3(along_e, along_f)
     inverse_det = 1.0 / dot(normal, normal)
     a = dot(along_f, along_f) * inverse_det
@@ -136,7 +137,7 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
 
 @triton.jit
 def _range_of_products(low, high, least, most):
-    """Returns the least and the largest product of a number in [low, high] and one in [least, most]."""
+    """Returns the minimum and the maximum of the product of a number in [low, high] and one in [least, most]."""
     a = low * least
     b = high * least
     c = low * most
@@ -146,7 +147,7 @@ def _range_of_products(low, high, least, most):
 
 @triton.jit
 def _reaches(bound, box):
-    """Returns whether the shadow reaches the rectangle of a part's rays at its depths, or is not finite."""
+    """Returns whether the shadow reaches the rectangle of the part's rays at its depths, or is not finite."""
     shadow, near, far, room = bound.shadow, bound.near, bound.far, bound.room
     a, b, c = shadow.a, shadow.b, shadow.c
     least_x, most_x = _range_of_products(near, far, box[2], box[3])
@@ -157,7 +158,7 @@ def _reaches(bound, box):
     high_y = box[5] + most_y - bound.y + room
     far_x = tl.maximum(tl.abs(low_x), tl.abs(high_x))
     far_y = tl.maximum(tl.abs(low_y), tl.abs(high_y))
-    # Terms that cancel.
+    # The rounding error is proportional to the terms that cancel.
     terms = a * far_x * far_x + tl.abs(b) * far_x * far_y + c * far_y * far_y
     shadow = EllipseForm(
         a=a, b=b, c=c, level=shadow.level + terms * 1e-6, slope_x=shadow.slope_x, slope_y=shadow.slope_y
@@ -169,14 +170,14 @@ def _reaches(bound, box):
 
 @triton.jit
 def _locate(record, pixel):
-    """Returns the nearest point c, its t, u, and 1 / |u|^2."""
+    """Returns the closest point c, t, u and 1 / |u|^2."""
     r = (pixel[0] - record[0], pixel[1] - record[1], pixel[2] - record[2])
     d = pixel[3:]
     w = (_row(record, 0, r), _row(record, 1, r), _row(record, 2, r))
     u = (_row(record, 0, d), _row(record, 1, d), _row(record, 2, d))
     square = tl.fma(u[0], u[0], tl.fma(u[1], u[1], u[2] * u[2]))
     along = tl.fma(u[0], w[0], tl.fma(u[1], w[1], u[2] * w[2]))
-    # The direction of a pixel without a ray is 0.
+    # A pixel without a ray has direction 0.
     inverse = 1.0 / tl.maximum(square, 1e-30)
     t = -along * inverse
     return tl.fma(t, u[0], w[0]), tl.fma(t, u[1], w[1]), tl.fma(t, u[2], w[2]), t, u[0], u[1], u[2], inverse
@@ -184,7 +185,7 @@ def _locate(record, pixel):
 
 @triton.jit
 def _orthogonal(local):
-    """Returns c without the component along u that rounding left: c - u (u . c) / |u|^2."""
+    """Returns c - u (u . c) / |u|^2: c without the component along u that is due to rounding."""
     along = tl.fma(local[4], local[0], tl.fma(local[5], local[1], local[6] * local[2])) * -local[7]
     return tl.fma(along, local[4], local[0]), tl.fma(along, local[5], local[1]), tl.fma(along, local[6], local[2])
 
@@ -197,7 +198,7 @@ def _log2_alpha(record, local):
 
 @triton.jit
 def _log2_alpha_in_front(record, local):
-    """Returns what ``_log2_alpha`` does, and -1e4 where the nearest point is behind the origin of the ray."""
+    """Returns what ``_log2_alpha`` does, or -1e4 if the closest point is behind the origin of the ray."""
     return tl.where(local[3] >= 0.0, _log2_alpha(record, local), -1e4)
 
 
@@ -220,7 +221,7 @@ def _add_gradients(sums, g, local):
 
 @triton.jit
 def _add_hit_gradients(sums, g, local):
-    """Adds what ``_add_gradients`` does, with what the hit adds to the sums."""
+    """Does what ``_add_gradients`` does, and adds the gradient of the hit: q u, and q (u c^T + c u^T)."""
     c = _orthogonal(local)
     x = tl.fma(local[8], local[4], g * c[0])
     y = tl.fma(local[8], local[5], g * c[1])
@@ -240,7 +241,7 @@ def _add_hit_gradients(sums, g, local):
 
 @triton.jit
 def _facing(record, pixel, FIRST: tl.constexpr):
-    """Returns -1 where the normal points along the ray, else 1."""
+    """Returns -1 if the normal points along the ray, else 1."""
     along = dot(record[FIRST : FIRST + 3], pixel[3:])
     return tl.where(along > 0.0, constant(-1.0, along), constant(1.0, along))
 
@@ -267,7 +268,7 @@ def _features_vjp(record, local, pixel, weight, v_features, FIRST: tl.constexpr,
 
 @triton.jit
 def _pixel_gradients(record, g, local):
-    """Returns the gradients of the ray's o and d: -g M^T c, and t times that."""
+    """Returns the gradients of the ray: v_o = -g M^T c, and v_d = t v_o."""
     v = matvec3_transposed(record[3:12], _orthogonal(local))
     x = -g * v[0]
     y = -g * v[1]
@@ -277,7 +278,7 @@ def _pixel_gradients(record, g, local):
 
 @triton.jit
 def _hit_pixel_gradients(record, g, local):
-    """Returns the gradients of the ray's o and d: v_o = -M^T (g c + q u), and t v_o - q M^T c."""
+    """Returns the gradients of the ray: v_o = -M^T (g c + q u), and v_d = t v_o - q M^T c."""
     c = matvec3_transposed(record[3:12], _orthogonal(local))
     u = matvec3_transposed(record[3:12], local[4:7])
     v = ()
@@ -292,7 +293,7 @@ def _hit_pixel_gradients(record, g, local):
 def _finish(sums, shape, opacity):
     """Returns the gradients of mean, shape and opacity.
 
-    With C the sum of g c c^T: v_m = M^T (sum of g c), v_s = diag(C) / s, and v_R = -R S C S^-1.
+    With C = sum g c c^T: v_m = M^T sum g c, v_s = diag(C) / s, v_R = -R S C S^-1, and v_opacity = sum g / opacity.
     """
     zero = tl.zeros_like(opacity)
     safe = rendered_shape(sums, shape, 10)
@@ -332,14 +333,14 @@ RAY = Footprint(
     pixel_gradients=_pixel_gradients,
     BEAMS=True,
 )
-"""The nearest point may be behind the origin, as in gsplat 1.5."""
+"""The closest point may be behind the origin, as in gsplat 1.5."""
 
 RAY_IN_FRONT = dataclasses.replace(RAY, log2_alpha=_log2_alpha_in_front)
-"""Without splats whose nearest point is behind the origin, as in gsplat 1.6."""
+"""Skips splats whose closest point is behind the origin, as in gsplat 1.6."""
 
 
 def seen_along_rays(footprint: Footprint, normals: bool, hits: bool) -> Footprint:
-    """Returns a footprint along rays whose first three features are normals, and the last one that of hits, if so."""
+    """Returns a footprint along rays, given whether the first three features are normals, and the last one is a hit."""
     footprint = dataclasses.replace(
         footprint, features=_features, features_vjp=_features_vjp, NORMALS=normals, HITS=hits
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""The ellipse of a projected 3D Gaussian at a position of its own in each pixel, in place of the pixel's center.
+"""The ellipse of a projected 3D Gaussian, evaluated at a given position in each pixel instead of the pixel center.
 
-The *pixel* is a ray from 0 in the direction (x, y, 1): the position, anywhere in the pixel's square. Records and sums
-are those of the ellipse, but dx differs within a column of pixels, so that no sums are by column.
+The *pixel* is a ray from 0 in the direction (x, y, 1), with the position (x, y) anywhere in the square of the pixel.
+Records and sums are those of the ellipse, except that no sums are by column, as dx differs within a column of pixels.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from .interface import keep_sums
 
 @triton.jit
 def _bound_squares(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
-    """Returns the bound of the ellipse, from the corner of a pixel to that of another."""
+    """Returns the bound of the ellipse for a tile that extends to the corners of its pixels."""
     return _bound(record, x - 0.5, y - 0.5, TILE + 1, LOG2_ALPHA_MIN)
 
 
@@ -26,7 +26,7 @@ def _reaches_squares(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit
 def _locate(record, pixel):
-    """Returns offsets dx, dy from the mean."""
+    """Returns the offset (dx, dy) from the mean."""
     return pixel[3] - record[0], pixel[4] - record[1]
 
 

@@ -1,22 +1,22 @@
-"""The 2D Gaussian, a surfel: sigma = min(|s|^2 / 2, |m - pixel|^2) with s where the pixel's ray meets its disc.
+"""The 2D Gaussian (surfel): sigma = min(|s|^2 / 2, |m - pixel|^2), where the pixel's ray meets the disc at s.
 
-Its *shape* is the ray transform M, row-major, which takes coordinates (u, v, 1) on the disc, in standard deviations, to
+The *shape* is the ray transform M, row-major, which maps coordinates (u, v, 1) on the disc, in standard deviations, to
 z (x, y, 1) of the pixel (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888, equations 8 to 10). The second term
 is a low-pass filter around the mean m, the center of the bounding box (equation 11).
 
-Relative to the projected center q = (M_02, M_12) / M_22, M is [[a, b, 0], [c, d, 0], [M_20, M_21, M_22]]. With the
-offset (dx, dy) from q, p = k (d dx - b dy, a dy - c dx) and D = k (a d - b c) / M_22, s = p / (D - t . p), where
-t = (M_20, M_21) / M_22. Unlike cross products of planes, nothing large cancels. The factor k, the inverse of the
-largest of a to d, keeps squares finite. A record holds q, k (a, b, c, d), D, t and m.
+Relative to the projected center q = (M_02, M_12) / M_22, the rows of M are (a, b, 0), (c, d, 0) and (M_20, M_21, M_22).
+With the offset (dx, dy) from q, p = k (d dx - b dy, a dy - c dx) and D = k (a d - b c) / M_22, s = p / (D - t . p),
+where t = (M_20, M_21) / M_22. Unlike the cross product of planes, this does not cancel large numbers. The factor k, 1
+over the largest magnitude of a to d, keeps squares finite. A record holds q, k (a, b, c, d), D, t and m.
 
 With e = (s_0, s_1, -|s|^2), the gradient of M is M^-T sum(g e (s_0, s_1, 1)^T): linear in eight sums over pixels of g
 times polynomials of s.
 
-The depth z of the plane where the ray meets it is M_20 s_0 + M_21 s_1 + M_22 = M_22 (1 + t . s). As dM moves it by
-z (M^-1 dM (s_0, s_1, 1)^T)_2 and s along, its gradient v adds q = v z to g e_2, which is one more sum, of q. It is the
-last feature of `SURFEL_PLANE`, also where the low-pass filter decides alpha. The depth of the center, the feature of
-the record, takes its place where the ray misses the disc, |s| > DISC_EXTENT, as a ray that the filter lets see a disc
-from the side meets the plane at any depth; and where z is not positive.
+The ray meets the plane of the disc at depth z = M_20 s_0 + M_21 s_1 + M_22 = M_22 (1 + t . s). This is the last feature
+of `SURFEL_PLANE`, also where the low-pass filter determines alpha. dM changes z by z (M^-1 dM (s_0, s_1, 1)^T)_2, so a
+gradient v of z adds q = v z to g e_2, which takes one more sum, of q. If the ray misses the disc, |s| > DISC_EXTENT, or
+z is not positive, the depth of the center, the feature of the record, is used instead: a ray that sees a disc from the
+side, by the filter, meets the plane at an arbitrary depth.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ SHARPNESS = tl.constexpr(1 / FILTER_VARIANCE)
 DISC_SQUARE = tl.constexpr(DISC_EXTENT**2)
 
 MAGNITUDE = tl.constexpr(1e12)
-"""Largest value of the transform and the mean of a splat that is rendered: products stay finite in fp32."""
+"""Maximum magnitude of the transform and the mean of a valid splat, so that products are finite in fp32."""
 
 
 @triton.jit
 def _relative(shape):
-    """Returns the center q, and a to d."""
+    """Returns q_x, q_y and (a, b, c, d)."""
     x = shape[2] / shape[8]
     y = shape[5] / shape[8]
     return x, y, (
@@ -51,14 +51,14 @@ def _relative(shape):
 def _pack(mean, shape, visible):
     valid = visible & (shape[8] != 0.0)
     for k in tl.static_range(9):
-        # Neither infinite nor NaN.
+        # False for infinity and NaN.
         valid = valid & (tl.abs(shape[k]) <= constant(MAGNITUDE, shape[k]))
     for k in tl.static_range(2):
         valid = valid & (tl.abs(mean[k]) <= constant(MAGNITUDE, mean[k]))
     safe = where(valid, shape, 1.0)
     x, y, m = _relative(safe)
     largest = tl.maximum(tl.maximum(tl.abs(m[0]), tl.abs(m[1])), tl.maximum(tl.abs(m[2]), tl.abs(m[3])))
-    # A disc without area is met nowhere.
+    # No ray meets a disc without area.
     valid = valid & (largest > 0.0) & (tl.abs(x) + tl.abs(y) <= constant(MAGNITUDE, x))
     k = 1.0 / tl.where(valid, largest, 1.0)
     a = m[0] * k
@@ -72,7 +72,7 @@ def _pack(mean, shape, visible):
 
 @triton.jit
 def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
-    """Returns whether the box of three standard deviations around the disc may touch more than LARGE tiles."""
+    """Returns whether the box of three standard deviations may touch more than LARGE tiles."""
     _, _, m = _relative(shape)
     along = shape[6] * shape[6] + shape[7] * shape[7] - shape[8] * shape[8]
     inverse = 1.0 / along
@@ -81,15 +81,15 @@ def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
     width = tl.sqrt(tl.maximum(offset_x * offset_x - (m[0] * m[0] + m[1] * m[1]) * inverse, 0.0))
     height = tl.sqrt(tl.maximum(offset_y * offset_y - (m[2] * m[2] + m[3] * m[3]) * inverse, 0.0))
     tiles = (6.0 / TILE * width + 1.0) * (6.0 / TILE * height + 1.0)
-    # Not bounded where the disc reaches behind the camera; true if NaN.
+    # Unbounded if the disc extends behind the camera. True for NaN.
     return (along >= 0.0) | ((tiles <= LARGE) == 0)
 
 
 @triton.jit
 def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
-    """Returns the conic |p|^2 - r (D - t . p)^2 <= 0 of the disc's edge |s|^2 = r, and the low-pass filter's circle.
+    """Returns the conic |p|^2 - r (D - t . p)^2 <= 0 of the visible edge |s|^2 = r, and the circle of the filter.
 
-    With the offset (u, v) from the tile's first pixel, it is the form xx u^2 + xy u v + yy v^2 + x u + y v + constant.
+    In offsets (u, v) from the first pixel of the tile, the conic is xx u^2 + xy u v + yy v^2 + x u + y v + constant.
     """
     level = record[11] - constant(LOG2_ALPHA_MIN, record[11])
     is_rendered = level > -1.0
@@ -102,7 +102,7 @@ def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
     from_y = y - record[1]
     p0 = d * from_x - b * from_y
     p1 = a * from_y - c * from_x
-    # The root of r times D - t . p, and what it falls by along x and y.
+    # w = sqrt(r) (D - t . p) at the first pixel, and its decrease along x and y.
     w = root * (record[6] - record[7] * p0 - record[8] * p1)
     n0 = root * (record[7] * d - record[8] * c)
     n1 = root * (record[8] * a - record[7] * b)
@@ -111,14 +111,14 @@ def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
     yy = a * a + b * b - n1 * n1
     by_x = 2.0 * (d * p0 - c * p1 + w * n0)
     by_y = 2.0 * (a * p1 - b * p0 + w * n1)
-    # Room for the rounding of the form, and for that of compositing, where p and D - t . p are differences of terms
-    # that grow with the offset from q.
+    # A tolerance for the rounding of the form and of compositing, where p and D - t . p are differences of terms
+    # proportional to the offset from q.
     far = tl.abs(from_x) + tl.abs(from_y) + 2 * TILE
     rounding = 1e-6 * (far + root * (tl.abs(record[6]) + (tl.abs(record[7]) + tl.abs(record[8])) * far))
     most_p = tl.abs(p0) + tl.abs(p1) + TILE * (tl.abs(a) + tl.abs(b) + tl.abs(c) + tl.abs(d))
     most_w = tl.abs(w) + TILE * (tl.abs(n0) + tl.abs(n1))
     most = (2.0 * most_w + rounding) * rounding + 4e-6 * (most_p * most_p + most_w * most_w)
-    # Along a line, a convex form is lowest where its derivative is zero, and another one at an end: see ``_reaches``.
+    # On a line, a convex form is smallest where its derivative is zero, a concave form at an end: see ``_reaches``.
     far_end = constant(1e30, x)
     half_x = tl.where(xx > 0.0, -0.5 / tl.where(xx > 0.0, xx, 1.0), 0.0)
     half_y = tl.where(yy > 0.0, -0.5 / tl.where(yy > 0.0, yy, 1.0), 0.0)
@@ -135,9 +135,8 @@ def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
 def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
     """Returns whether the conic or the circle reaches a part.
 
-    A conic that reaches a rectangle crosses one of its four sides, or is an ellipse inside, around q.
-
-    Where the form is concave along a side it is lowest at a corner. Each side then tests another one.
+    A conic that reaches a rectangle crosses one of its four sides, or is an ellipse inside of it, around q. If the form
+    is concave along a side, it is smallest at a corner. The four sides then test different corners.
     """
     xx, xy, yy, by_x, by_y, rest, most, half_x, half_y, far_x, far_y, qx, qy = bound[0]
     RIGHT: tl.constexpr = X + WIDTH - 1
@@ -152,7 +151,7 @@ def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGH
         slope = xy * v + by_x
         u = tl.minimum(tl.maximum(slope * half_x + far_x * (1 - 2 * end), X), RIGHT)
         lowest = tl.minimum(lowest, (xx * u + slope) * u + ((yy * v + by_y) * v + rest))
-    # True if NaN.
+    # True for NaN.
     reached = (lowest > most) == 0
     reached = reached | ((qx >= X) & (qx <= RIGHT) & (qy >= Y) & (qy <= BOTTOM))
     mx, my, square = bound[1]
@@ -163,7 +162,7 @@ def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGH
 
 @triton.jit
 def _meet_plane(record, pixel):
-    """Returns s_0 and s_1 where the ray of a pixel meets the plane, and w, which is zero if it is in the plane."""
+    """Returns s_0 and s_1 where the ray of a pixel meets the plane, and w, which is 0 if the ray is in the plane."""
     dx = pixel[0] - record[0]
     dy = pixel[1] - record[1]
     p0 = tl.fma(record[5], dx, record[3] * -dy)
@@ -175,16 +174,16 @@ def _meet_plane(record, pixel):
 
 @triton.jit
 def _locate(record, pixel):
-    """Returns s and zeros where it is nearer, else zeros and the offset from the mean; and the squared distance."""
+    """Returns s (zero if the filter is larger), the offset from the mean (zero if the disc is), and 2 sigma."""
     s0, s1, w = _meet_plane(record, pixel)
     on_disc = tl.fma(s0, s0, s1 * s1)
     x = pixel[0] - record[9]
     y = pixel[1] - record[10]
     on_image = tl.fma(x, x, y * y) * SHARPNESS
-    # False if NaN.
+    # False for NaN.
     is_nearer = on_disc <= on_image
     square = tl.where(is_nearer, on_disc, on_image)
-    # A ray in the plane of the disc meets it nowhere, and sees nothing.
+    # A ray in the plane of the disc does not see it.
     square = tl.where(w == 0.0, 1e30, square)
     zero = tl.zeros_like(s0)
     return (
@@ -200,7 +199,7 @@ def _log2_alpha(record, local):
 
 @triton.jit
 def _add_gradients(sums, g, local):
-    """Adds g to sums; and g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0, |s|^2 s_1, and the offset."""
+    """Adds g times 1, s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0, |s|^2 s_1 and the offset to sums."""
     x = g * local[0]
     y = g * local[1]
     xx = x * local[0]
@@ -223,7 +222,10 @@ def _slopes(record, g, local):
 
 @triton.jit
 def _finish(sums, shape, opacity):
-    """Returns the gradients of mean, transform and opacity. The eleventh sum, of `SURFEL_PLANE`, is that of q."""
+    """Returns the gradients of mean, transform and opacity: v_M = M^-T sum(g e (s_0, s_1, 1)^T).
+
+    `SURFEL_PLANE` has an eleventh sum, of q.
+    """
     HAS_PLANE: tl.constexpr = len(sums) > 10
     safe = rendered_shape(sums, shape, 11 if HAS_PLANE else 8)
     x, y, m = _relative(safe)
@@ -269,10 +271,10 @@ SURFEL = Footprint(
 
 @triton.jit
 def _plane_locate(record, pixel):
-    """Returns what ``_locate`` does; s at all pixels that meet the disc; depth over that of the center; if they do."""
+    """Returns what ``_locate`` does, then s, z / M_22, and whether the ray meets the disc; s is 0 if it does not."""
     s0, s1, _ = _meet_plane(record, pixel)
     ratio = tl.fma(record[7], s0, tl.fma(record[8], s1, tl.zeros_like(s0) + 1.0))
-    # False if NaN.
+    # False for NaN.
     is_met = (tl.fma(s0, s0, s1 * s1) <= constant(DISC_SQUARE, s0)) & (ratio > 0.0)
     zero = tl.zeros_like(s0)
     return _locate(record, pixel) + (
@@ -282,13 +284,13 @@ def _plane_locate(record, pixel):
 
 @triton.jit
 def _plane_features(record, local, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
-    """Returns the features of a record, whose last one is the depth of the plane at pixels."""
+    """Returns features whose last one is the depth at which the ray of the pixel meets the plane."""
     return record[FIRST : FIRST + N - 1] + (record[FIRST + N - 1] * local[7],)
 
 
 @triton.jit
 def _plane_features_vjp(record, local, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
-    """Adds q to `local`. The depth of the center has a gradient where it is the feature."""
+    """Appends q to `local`. The depth of the center has a gradient only if it is the feature."""
     LAST: tl.constexpr = len(v_features) - 1
     q = tl.where(local[8], weight * v_features[LAST] * (record[FIRST + LAST] * local[7]), 0.0)
     return v_features[:LAST] + (tl.where(local[8], 0.0, v_features[LAST]),), local + (q,)
@@ -296,7 +298,7 @@ def _plane_features_vjp(record, local, pixel, weight, v_features, FIRST: tl.cons
 
 @triton.jit
 def _add_plane_gradients(sums, g, local):
-    """Adds what ``_add_gradients`` does, with q s_0 and q s_1 subtracted from the last two of s; and a sum of q."""
+    """Does what ``_add_gradients`` does, subtracts q s from the sums of g |s|^2 s, and adds q to a sum of q."""
     q = local[9]
     added = _add_gradients(sums[:10], g, local)
     total = q if len(sums) == 0 else sums[10] + q
@@ -312,4 +314,4 @@ SURFEL_PLANE = dataclasses.replace(
     add_gradients=_add_plane_gradients,
     HITS=True,
 )
-"""With the depth of the plane where the ray meets it as the last feature."""
+"""The surfel whose last feature is the depth at which the ray meets its plane."""

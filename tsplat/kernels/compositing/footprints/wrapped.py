@@ -1,7 +1,7 @@
-"""The ellipse on an image whose columns wrap: at each pixel, that of the copy of a splat which is nearest.
+"""The ellipse in an image whose columns wrap. Each pixel evaluates the closest periodic copy of a splat.
 
-A *shape* is a conic, and the period: the pixels of 360 degrees, after which columns are the same. A record holds what
-that of the ellipse does, then the period and its inverse.
+A *shape* is a conic and the period, the pixels of 360 degrees. A record holds the values of the ellipse, the period and
+its inverse.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from .ellipse import ELLIPSE, _bound, _finish, _log2_alpha, _pack, _slopes, reac
 
 @triton.jit
 def _of_ellipse(record):
-    """Returns the values of a record that the ellipse knows: those of its ``pack``, and log2 of the opacity."""
+    """Returns the record of the ellipse: the values of its ``pack``, and log2(opacity)."""
     return record[:5] + record[7:8]
 
 
@@ -29,14 +29,14 @@ def _pack_with_period(mean, shape, visible):
 
 @triton.jit
 def _whole_periods(record, difference):
-    """Returns the multiple of the period nearest to a difference of two columns; the difference minus it is the shorter
+    """Returns the multiple of the period that is closest to a difference of columns. Subtracting it gives the shorter
     way around."""
     return record[5] * tl.floor(difference * record[6] + 0.5)
 
 
 @triton.jit
 def _bound_copies(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
-    """Returns the bound of the copy nearest to the middle of the tile, and the offset of the next nearest one."""
+    """Returns the bound of the copy closest to the middle of the tile, and the offset of the second closest copy."""
     period = record[5]
     middle = x - record[0] + 0.5 * (TILE - 1)
     whole_periods = _whole_periods(record, middle)
@@ -46,7 +46,7 @@ def _bound_copies(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr
 
 @triton.jit
 def _reaches_copies(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
-    """Returns whether either copy reaches the part, as both may be the nearest one of some of its pixels."""
+    """Returns whether one of the two closest copies reaches the part, as its pixels may evaluate different copies."""
     ellipse, aside = bound
     low_x = ellipse.left + X
     low_y = ellipse.top + Y
@@ -57,7 +57,7 @@ def _reaches_copies(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr
 
 @triton.jit
 def _locate(record, pixel):
-    """Returns offsets dx, dy from the nearest copy's mean. Sums are those of the ellipse, as dx is one per column."""
+    """Returns the offset (dx, dy) from the mean of the closest copy. dx is constant in a column, as for the ellipse."""
     dx = pixel[0] - record[0]
     return dx - _whole_periods(record, dx), pixel[1] - record[1]
 

@@ -1,4 +1,4 @@
-"""Lenses, a file for each; see `interface.Lens`."""
+"""Lenses, one file each. `interface.Lens` is their interface."""
 
 from .equirectangular import EQUIRECTANGULAR
 from .fisheye import FISHEYE
@@ -16,4 +16,4 @@ LENSES = {
     "ortho": ORTHO,
     "pinhole": PINHOLE,
 }
-"""By ``CameraSettings.model``."""
+"""``CameraSettings.model`` -> lens."""

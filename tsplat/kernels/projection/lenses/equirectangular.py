@@ -1,15 +1,15 @@
-"""Equirectangular projection, u = fx longitude + cx and v = fy latitude + cy, of all directions around a camera.
+"""Equirectangular projection of all directions: u = fx longitude + cx, v = fy latitude + cy.
 
-Longitudes grow from the z axis to the x axis, latitudes from the plane of both to the y axis, which points down. With
+Longitudes grow from the z axis to the x axis. Latitudes grow from the xz plane to the y axis, which points down. With
 the distance r from the y axis, r^2 = x^2 + z^2:
 
     longitude = atan2(x, z),  latitude = atan2(y, r)
     d longitude = (z dx - x dz) / r^2,  d latitude = (r dy - y (x dx + z dz) / r) / |p|^2
 
-On the y axis, longitude is 0, and the gradients of x and z are 0.
+On the y axis, the longitude is 0, and the gradients of x and z are 0.
 
-Longitudes of a point p + d from that of p are those in a frame that is rotated by that of p, where p is (0, y, r), and
-latitudes b from that of p are those of (y, r) in a frame that is rotated again:
+The difference of the longitudes of p + d and p is the longitude of p + d in a frame rotated by the longitude of p, in
+which p is (0, y, r). The difference of the latitudes b' and b is computed in a frame that is also rotated by b:
 
     sin(b' - b) = (d_y r - y (r' - r)) / (|p| |p + d|),  r' - r = (d_x^2 + d_z (2 r + d_z)) / (r' + r)
 """
@@ -30,10 +30,10 @@ PI = tl.constexpr(math.pi)
 
 @triton.jit
 def atan2(sine, cosine):
-    """Returns the angle of (cosine, sine), a vector of any length, in (-pi, pi]."""
+    """Returns the angle of the vector (cosine, sine), of any length, in (-pi, pi]."""
     direction = fisheye_direction((sine, sine * 0.0, cosine))
     unit_sine = direction.unit[0]
-    # Behind, k is infinite at 0.
+    # At an angle of pi, k is infinite.
     return tl.where((cosine < 0.0) & (tl.abs(unit_sine) < 1e-15), PI, direction.k * unit_sine)
 
 
@@ -59,7 +59,7 @@ def _project_vjp(p, k, saved, v_x, v_y):
 
 @triton.jit
 def _project_difference(p, d):
-    # q = p + d in the frame that is rotated by the longitude of p
+    # q = p + d in the frame rotated by the longitude of p
     square = p[0] * p[0] + p[2] * p[2]
     has_longitude = square > SQUARE_MIN
     inverse = tl.where(has_longitude, 1.0 / tl.sqrt(tl.where(has_longitude, square, 1.0)), 0.0)

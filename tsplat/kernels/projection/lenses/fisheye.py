@@ -1,17 +1,17 @@
 """Equidistant projection, u = fx x theta / r + cx, with r = |(x, y)| and the angle theta from the optical axis.
 
-(Kannala and Brandt, "A Generic Camera Model", 2006, equation 2.) With distortion, theta becomes
+(Kannala and Brandt, "A Generic Camera Model", 2006, equation 2.) With distortion, theta is replaced by
 theta (1 + k1 theta^2 + k2 theta^4 + k3 theta^6 + k4 theta^8). The fifth value of the lens is the largest angle.
 
 With d = p / |p|, c = cos(theta) = d_z, s = sin(theta) and d' = (-d_y, d_x):
 
     K = theta / s,  M = (c - K) / s^2,  N = -(2 c + 3 M) / s^2
-    u = fx K d_x + cx,  J = f / |p| [c I - M d' d'^T | -(d_x, d_y)],  and N is needed for the gradient of M
+    u = fx K d_x + cx,  J = f / |p| [c I - M d' d'^T | -(d_x, d_y)],  and the gradient of M requires N
 
-These quotients are smooth at the axis, but cancel there. In front of the camera, N is a polynomial in c, and
-M = -(2 c + s^2 N) / 3 and K = c - s^2 M are sums of terms of one sign, where s^2 = (1 - c) (1 + c): K depends less on
-the rounding of 1 / |p| if it is computed from c alone. Behind the camera, K, M and N follow from those of the mirrored
-point, as theta = pi - theta'. So no angle loses precision, and there is no branch.
+These quotients are smooth at the optical axis, but their numerators cancel there. In front of the camera, N is instead
+a polynomial in c, and M = -(2 c + s^2 N) / 3 and K = c - s^2 M are sums of terms of the same sign. s^2 = (1 - c)
+(1 + c) is computed from c alone, which makes K less sensitive to the rounding of 1 / |p|. Behind the camera, K, M and N
+are computed from those of the mirrored point, as theta = pi - theta'. This is precise at all angles, without a branch.
 """
 
 import math
@@ -41,8 +41,7 @@ class FisheyeDirection(NamedTuple):
 
 
 class RadialDistortion(NamedTuple):
-    """Describes the distortion of a point: (x, y) theta / r, the gain that scales it, and the derivative of the gain
-    with respect to theta^2."""
+    """The distortion of a point: (x, y) theta / r, its gain, and the derivative of the gain by theta^2."""
 
     x: Any
     y: Any
@@ -65,7 +64,7 @@ def fisheye_direction(p):
     m = (2.0 * c + squared_sine * n) * (-1.0 / 3.0)
     k = c - squared_sine * m
     behind = p[2] < 0.0
-    # On the axis behind the camera, K is infinite.
+    # K is infinite on the optical axis behind the camera.
     inverse = 1.0 / tl.sqrt(tl.where(behind, square, 1.0))
     pi_over_sine = PI * inverse
     inverse_square = inverse * inverse
@@ -77,16 +76,15 @@ def fisheye_direction(p):
 
 @triton.jit
 def _scaled_jacobian(d, m):
-    """Returns entries 00, 01 and 11 of |p| J for focal lengths of 1. The third column is -(d_x, d_y)."""
+    """Returns entries 00, 01 and 11 of |p| J for a focal length of 1. The third column is -(d_x, d_y)."""
     return d[2] - m * d[1] * d[1], m * d[0] * d[1], d[2] - m * d[0] * d[0]
 
 
 @triton.jit
 def _scaled_jacobian_vjp(direction, v_u, v_0, v_1):
-    """Returns the gradient of p from those of the pixel and of |p| J, all times the focal lengths.
+    """Returns the gradient of p from the gradients of the pixel and of |p| J, both times the focal lengths.
 
-    With V the gradient of the first two columns, and d' as above, ``across`` is d'^T V d', the negative of the
-    gradient of M.
+    With the gradient V of the first two columns and d' as above, ``across`` is d'^T V d' = -dL/dM.
     """
     d, inverse_norm, m = direction.unit, direction.inverse_norm, direction.m
     j00, j01, j11 = _scaled_jacobian(d, m)
@@ -132,7 +130,7 @@ def _project_with_jacobian_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0
 
 @triton.jit
 def _row_times(row, w, K: tl.constexpr, AXIS: tl.constexpr):
-    """Returns entry K of a row times the rotation W; all three entries of the row may differ from 0."""
+    """Returns entry K of a row with three entries times the rotation W."""
     return row[0] * w[K] + row[1] * w[3 + K] + row[2] * w[6 + K]
 
 
@@ -160,9 +158,9 @@ def _project(p, k):
 
 @triton.jit
 def radial_project_vjp(p, k, saved, v_x, v_y):
-    """Returns the gradient of a point for any lens that shows it at a gain times (x, y) theta / r.
+    """Returns the gradient of a point for any lens that projects it to gain * (x, y) theta / r.
 
-    ``saved`` are the :class:`FisheyeDirection` of the point, and its :class:`RadialDistortion` or ().
+    ``saved`` holds the :class:`FisheyeDirection` of the point, and its :class:`RadialDistortion` or ().
     """
     direction, distortion = saved
     d, inverse_norm = direction.unit, direction.inverse_norm

@@ -1,9 +1,9 @@
-"""F-theta lenses: a polynomial of the angle theta from the optical axis, or the inverse of one, and a linear map.
+"""F-theta lenses: the distance from the principal point is a polynomial of the angle theta, or the inverse of one.
 
-The values of the lens are c1 to c5 of the polynomial, which has no constant; the largest angle and its distance from
-the principal point; c, d and e of the map (x, y) -> (c x + d y, e x + y); whether the polynomial gives angles of
-distances; and whether points behind the camera are shown. Beyond the largest angle, where nothing is seen, distances
-grow in proportion to theta.
+A linear map follows. The values of the lens are the coefficients c1 to c5 of the polynomial, whose constant term is 0;
+the largest angle and its distance; c, d and e of the linear map (x, y) -> (c x + d y, e x + y); whether the polynomial
+maps distances to angles; and whether points behind the camera are visible. Beyond the largest angle, where no point is
+seen, distances are proportional to theta.
 """
 
 import triton
@@ -19,8 +19,10 @@ LEAST_SLOPE = tl.constexpr(BACK_SLOPE_SQUARED)
 
 @triton.jit
 def _gain(theta, k):
-    """Returns the distance from the principal point over theta, and the derivative of that ratio with respect to
-    theta^2."""
+    """Returns gain = distance from the principal point / theta, and the derivative of the gain by theta^2.
+
+    An inverse polynomial is evaluated by Newton's method with bisection as a fallback.
+    """
     theta_max, distance_max, inverts = k[5], k[6], k[10] > 0.0
     inside = tl.minimum(theta, theta_max)
     t = inside * (distance_max / theta_max)
@@ -42,7 +44,7 @@ def _gain(theta, k):
 
 @triton.jit
 def _polynomial(t, k):
-    """Returns the polynomial over t, and the derivative of that ratio."""
+    """Returns polynomial(t) / t, and its derivative."""
     c1, c2, c3, c4, c5 = k[:5]
     value = c1 + t * (c2 + t * (c3 + t * (c4 + t * c5)))
     return value, c2 + t * (2.0 * c3 + t * (3.0 * c4 + t * (4.0 * c5)))

@@ -1,4 +1,4 @@
-"""Lenses: where a camera shows a point. The rest of the projection knows only what a `Lens` says."""
+"""The interface of lenses: the device functions of a camera model that the projection kernels call."""
 
 import dataclasses
 from typing import Any
@@ -8,34 +8,32 @@ from ...contract import Contract
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Lens(Contract):
-    """A camera model, by device functions that are differentiated by hand.
+    """The device functions of a camera model and of its gradients.
 
-    A point p is in the frame of the camera, ``intrinsics`` are :class:`Intrinsics`, and k are the values of the lens,
-    see ``kernels_torch/lenses/``, or (). Tuples are laid out as in ``device_math.py``.
+    A point p is in the camera frame, ``intrinsics`` are :class:`Intrinsics`, and k are the values of the lens, see
+    ``kernels_torch/lenses/``, or (). Tuples are laid out as in ``device_math.py``.
 
-    EWA splatting needs the pixel and the Jacobian, without coefficients. A row of the Jacobian is a tuple of the
-    entries that are not always zero; AXIS is 0 for the row of u and 1 for that of v. These four functions
-    are None if EWA splatting does not support the lens.
+    EWA splatting uses the first four functions, without coefficients. They are None if it does not support the lens. A
+    row of the Jacobian is the tuple of its entries that are not always zero; AXIS is 0 for the row of u, 1 for that of
+    v. The unscented transform uses ``project``, ``project_vjp`` and ``coefficients_vjp``.
 
     Attributes:
-        project_with_jacobian: (p, intrinsics, width, height, FOV_MARGIN) to the pixel, both rows, and `saved`: what the
-            gradient needs.
-        project_with_jacobian_vjp: (p, intrinsics, row0, row1, `saved`, gradients of the pixel and of both rows, all
-            three entries) to the gradient of the point.
-        row_times: (row, W, K, AXIS) to entry K of a row times the rotation W.
-        add_entry_times: (total, row, K, v, AXIS) to the total plus entry K of a row times v.
-        project: (p, k) to x and y, where a lens with a focal length of 1 and its distortion shows a point in front;
-            whether it sees the point; and `saved`, what gradients need. For the unscented transform, as the next two.
-        project_vjp: (p, k, `saved`, v_x, v_y) to the gradient of the point.
-        coefficients_vjp: (k, `saved`, v_x, v_y) to the gradients of twelve values of the lens, zero for what is not a
-            coefficient; None if coefficients have no gradients.
-        CULLS_BY_DISTANCE: Whether planes cull by the distance from the camera, where depth is that distance.
-        WRAPS: Whether x is an angle of a full circle. Then ``project`` gets points in any direction, and u has a
-            period.
-        project_difference: (p, d) to x and y of p + d less those of p, without the rounding errors of either, for a
-            lens that wraps and has no values: x the shorter way around.
-        shows_behind: (p, k) to whether ``project`` takes a point even if it is behind the camera; None if it never
-            does.
+        project_with_jacobian: (p, intrinsics, width, height, FOV_MARGIN) -> pixel, both rows of the Jacobian, and
+            `saved` values for the gradient.
+        project_with_jacobian_vjp: (p, intrinsics, row0, row1, `saved`, gradients of the pixel and of both rows, with
+            three entries each) -> gradient of the point.
+        row_times: (row, W, K, AXIS) -> entry K of a row times the rotation W.
+        add_entry_times: (total, row, K, v, AXIS) -> total + entry K of a row * v.
+        project: (p, k) -> x, y of the distorted point for a focal length of 1; whether the lens sees the point; and
+            `saved` values for the gradients. The point is in front of the camera.
+        project_vjp: (p, k, `saved`, v_x, v_y) -> gradient of the point.
+        coefficients_vjp: (k, `saved`, v_x, v_y) -> gradients of the twelve values of the lens, zero for unused values;
+            None if coefficients have no gradients.
+        CULLS_BY_DISTANCE: Whether planes cull by the distance from the camera if depths are distances.
+        WRAPS: Whether x is an angle of a full circle. Then ``project`` gets points in all directions; u is periodic.
+        project_difference: (p, d) -> x, y of p + d minus x, y of p, computed without the rounding errors of either, x
+            the shorter way around. For lenses that wrap and have no coefficients.
+        shows_behind: (p, k) -> whether ``project`` accepts a point behind the camera; None if never.
     """
 
     project: Any

@@ -20,7 +20,7 @@ def _project_with_jacobian_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0
 
 @triton.jit
 def _row_times(row, w, K: tl.constexpr, AXIS: tl.constexpr):
-    """Returns entry K of a row, which has entry AXIS only, times the rotation W."""
+    """Returns entry K of a row, whose only entry is AXIS, times the rotation W."""
     return row[0] * w[3 * AXIS + K]
 
 

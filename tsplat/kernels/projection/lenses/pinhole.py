@@ -1,6 +1,12 @@
-"""Perspective projection, with the distortion of OpenCV: radial (k1 to k6), tangential (p1, p2), thin prism (s1 to s4).
+"""Perspective projection with OpenCV's distortion: radial (k1 to k6), tangential (p1, p2), thin prism (s1 to s4).
 
-In the Jacobian, x/z and y/z are clamped to the image plus a margin.
+With a = x/z, b = y/z, r^2 = a^2 + b^2 and the radial factor g = (1 + k1 r^2 + k2 r^4 + k3 r^6) / (1 + k4 r^2 + k5 r^4 +
+k6 r^6), the distorted point is
+
+    a' = g a + 2 p1 a b + p2 (r^2 + 2 a^2) + s1 r^2 + s2 r^4
+    b' = g b + p1 (r^2 + 2 b^2) + 2 p2 a b + s3 r^2 + s4 r^4
+
+In the Jacobian of EWA splatting, x/z and y/z are clamped to the image plus a margin.
 """
 
 from typing import Any, NamedTuple
@@ -16,8 +22,7 @@ GAIN_MIN = tl.constexpr(LENS_GAIN_MIN)
 
 
 class OpenCVDistortion(NamedTuple):
-    """Describes the distortion of a point by OpenCV's model: r^2 = a^2 + b^2 for a = x / z and b = y / z, the radial
-    factor, and its derivative with respect to r^2."""
+    """The distortion of a point: r^2, the radial factor g, and its derivative by r^2."""
 
     square: Any
     gain: Any
@@ -26,7 +31,7 @@ class OpenCVDistortion(NamedTuple):
 
 @triton.jit
 def _clamped_slope(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
-    """Returns p / z clamped to the image plus a margin, and whether it was inside (bounds included)."""
+    """Returns p / z clamped to the image plus a margin, and whether p / z is inside, bounds included."""
     margin = extent / focal * (0.5 * FOV_MARGIN)
     low = -(center / focal + margin)
     high = (extent - center) / focal + margin
@@ -36,14 +41,14 @@ def _clamped_slope(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
 
 @triton.jit
 def _row(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
-    """Returns d pixel / d p and d pixel / d z, a row of the perspective Jacobian, and whether p / z was not clamped."""
+    """Returns a row of the perspective Jacobian, d pixel / d p and d pixel / d z, and whether p / z is not clamped."""
     slope, inside = _clamped_slope(p, z, focal, center, extent, FOV_MARGIN)
     return focal / z, -focal * slope / z, inside
 
 
 @triton.jit
 def _row_vjp(p, z, focal, j_p, j_z, inside, v_p, v_z):
-    """Returns gradients of p and z from those of the row of the Jacobian."""
+    """Returns the gradients of p and z from those of a row of the Jacobian."""
     v_slope = -v_z * focal / z
     grad_z = -(v_p * j_p + v_z * j_z) / z - tl.where(inside, v_slope * p / (z * z), 0.0)
     return tl.where(inside, v_slope / z, 0.0), grad_z
@@ -73,7 +78,7 @@ def _project_with_jacobian_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0
 
 @triton.jit
 def _row_times(row, w, K: tl.constexpr, AXIS: tl.constexpr):
-    """Returns entry K of a row, which has the entries AXIS and 2, times the rotation W."""
+    """Returns entry K of a row, whose entries are AXIS and 2, times the rotation W."""
     return row[0] * w[3 * AXIS + K] + row[1] * w[6 + K]
 
 
@@ -89,7 +94,7 @@ def _add_entry_times(total, row, K: tl.constexpr, v, AXIS: tl.constexpr):
 
 @triton.jit
 def _inverse_denominator(k, square):
-    """Returns the inverse of the denominator of the radial distortion, 0 where the denominator is about 0."""
+    """Returns 1 / denominator of the radial factor, or 0 if the denominator is close to 0."""
     _, _, _, k4, k5, k6 = k[:6]
     below = 1.0 + square * (k4 + square * (k5 + square * k6))
     return tl.where(tl.abs(below) > constant(1e-8, below), 1.0 / below, 0.0)
