@@ -4,7 +4,8 @@ Names and positional arguments are those of `gsplat.strategy.ops` 1.6. All opera
 
 - `params` maps names to leaf tensors with a row per Gaussian: means [N, 3], scales [N, 3] before exp, quats [N, 4]
   (wxyz, any norm), opacities [N] or [N, 1] before sigmoid, and optionally others. Operations replace its entries.
-  Those of :func:`relocate` keep their memory, of which it changes some rows; :func:`sample_add` moves one tensor at a time.
+  Those of :func:`relocate` keep their memory, of which it changes some rows; :func:`sample_add` moves one tensor at a
+  time.
 - `optimizers` maps the same names to optimizers, each with only this parameter. The rows of their states are changed
   like those of the parameters. Parameters that do not require a gradient need no optimizer. Other names are ignored.
 - `state` holds the statistics of a strategy. Tensors with a row per Gaussian are changed like the parameters.
