@@ -22,24 +22,24 @@ UP = (0.0, -1.0, 0.0)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Camera:
-    """A camera, as everything but :func:`tsplat.rasterization` takes it.
+    """A camera with its pose, lens and shutter.
 
     Attributes:
         viewmat: [4, 4] world to camera.
         K: [3, 3] intrinsics in pixels.
         width, height: Image size in pixels.
-        model: The ``camera_model`` of :func:`tsplat.rasterization`. Of ``"equirectangular"`` panoramas, depth and
-            `near` are the distance from the camera.
-        distortion: [4] OpenCV's k1, k2, p1, p2 of a pinhole lens, or [8] with k3 to k6 after them, or [4] k1 to k4 of a
-            fisheye lens; None without.
-        viewmat_end: [4, 4] the pose at the end of the readout of a rolling shutter, `viewmat` being that at its start;
-            None of a global shutter.
-        readout: Of a rolling shutter, the ``rolling_shutter`` of :func:`tsplat.rasterization`.
-        name: Name of its photograph, if there is one.
+        model: The ``camera_model`` of :func:`tsplat.rasterization`. For ``"equirectangular"`` panoramas, depth and
+            `near` are distances from the camera.
+        distortion: [4] OpenCV's k1, k2, p1, p2 of a pinhole lens, or [8] with k3 to k6 appended, or [4] k1 to k4 of a
+            fisheye lens; None for a lens without distortion.
+        viewmat_end: [4, 4] pose at the end of the readout of a rolling shutter; `viewmat` is the pose at its start.
+            None for a global shutter.
+        readout: Name of the shutter, a :class:`tsplat.RollingShutterType`.
+        name: Name of the camera's photograph, if there is one.
         is_test: Whether the photograph was held out from training.
-        near: Depth in world units up to which Gaussians are left out, the ``near_plane`` of
-            :func:`tsplat.rasterization`. If None, training, evaluation and videos choose one that suits the scene;
-            :func:`tsplat.viewing.render` has that of the rasterizer, 0.01.
+        near: Near plane in world units, the ``near_plane`` of :func:`tsplat.rasterization`. If None, training,
+            evaluation and videos choose one from the scene; :func:`tsplat.viewing.render` uses the rasterizer's
+            default, 0.01.
     """
 
     viewmat: Tensor
@@ -59,26 +59,26 @@ class Camera:
 
     @property
     def description(self) -> str:
-        """Its name, size and model, such as ``"DSC_0423.JPG, 800×532, pinhole"``."""
+        """Name, size and model, such as ``"DSC_0423.JPG, 800×532, pinhole"``."""
         return ", ".join(filter(None, [self.name, f"{self.width}×{self.height}", self.model]))
 
     @property
     def is_panorama(self) -> bool:
-        """Whether the camera is a panorama, full or partial. Its depths are distances, and it has no field of view."""
+        """Whether the camera is a panorama, full or partial. Its depths are distances from the camera."""
         return self.model == "equirectangular"
 
     @property
     def position(self) -> Tensor:
-        """[3] fp64, world frame."""
+        """Center of the camera, [3] fp64, world frame."""
         viewmat = self.viewmat.double()
         return -viewmat[:3, :3].T @ viewmat[:3, 3]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by name."""
+        """Returns the tensors of the camera by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Camera":
-        """Returns a camera with the results of a function of each tensor."""
+        """Returns a copy with `function` applied to every tensor."""
         changed: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}
         return dataclasses.replace(self, **changed)
 
@@ -88,16 +88,16 @@ class Camera:
 
 
 def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Projects points without the distortion of the lens, by the first pose of a rolling shutter.
+    """Projects points, ignoring distortion; uses the first pose of a rolling shutter.
 
     Args:
-        camera: Any camera, or several of one size and model, whose matrices are stacked: [..., 4, 4] and [..., 3, 3].
+        camera: A camera, or several of equal size and model with stacked matrices, [..., 4, 4] and [..., 3, 3].
         points: [P, 3], world frame.
 
     Returns:
-        Pixels, x and y, each [..., P]; depths [..., P]: z, or r / atan2(r, z) with a fisheye lens, where r is the
-        distance from the optical axis, and the distance from a camera of panoramas; and which points have a positive
-        depth and are inside the image [..., P] bool.
+        Pixels x and y, each [..., P]; depths [..., P]; and a mask of points with positive depth inside the image, [...,
+        P] bool. Depth is z; for fisheye lenses, r / atan2(r, z) with the distance r from the optical axis; for
+        panoramas, the distance from the camera.
     """
     viewmat, K = camera.viewmat.to(points), camera.K.to(points)[..., None]
     x, y, z = (product(viewmat[..., :3, :3], points.T) + viewmat[..., :3, 3:]).unbind(-2)  # [..., P], each contiguous
@@ -120,21 +120,22 @@ def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tens
 def rasterization_arguments(
     cameras: Sequence[Camera], n: int | None = None, *, surfels: bool = False
 ) -> dict[str, Any]:
-    """Returns the arguments of :func:`tsplat.rasterization` that say what its cameras are.
+    """Returns the arguments of :func:`tsplat.rasterization` that describe its cameras.
 
     Args:
-        cameras: At least one. All have the size and the model of the first.
+        cameras: At least one camera. All have the size, the model and the shutter of the first.
         n: Number of cameras to pass, by default all. With 0, a rank joins a collective call without a camera.
-        surfels: Whether to return those of :func:`tsplat.rasterization_2dgs`, which has no ``camera_model``.
+        surfels: Whether to return the arguments of :func:`tsplat.rasterization_2dgs`, which has no ``camera_model``.
 
     Returns:
-        ``viewmats`` [n, 4, 4] and ``Ks`` [n, 3, 3], differentiable with respect to those of the cameras; ``width``,
-        ``height`` and ``camera_model``; the coefficients of lenses, if any camera has distortion; the poses at the
-        end of the readout, of rolling shutters; and the least ``near_plane``, if any camera has one.
+        ``viewmats`` [n, 4, 4] and ``Ks`` [n, 3, 3], differentiable with respect to the matrices of the cameras;
+        ``width``, ``height`` and ``camera_model``; distortion coefficients, if any camera has distortion; the poses at
+        the end of the readout, for rolling shutters; and the smallest ``near_plane``, if any camera has one.
 
     Raises:
         ArgumentError: The sizes, the models or the shutters differ.
-        UnsupportedError: 2D Gaussians, and cameras that are not pinhole cameras, have distortion or a rolling shutter.
+        UnsupportedError: `surfels` is set and the cameras have distortion or a rolling shutter, or are not pinhole
+            cameras.
     """
     first = cameras[0]
     for camera in cameras[1:]:
@@ -165,7 +166,7 @@ def rasterization_arguments(
 
 
 def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
-    """Returns the arguments about lenses; of pinhole and fisheye cameras, none if no camera has distortion."""
+    """Returns the arguments that describe the lenses; none for pinhole and fisheye cameras without distortion."""
     if all(camera.distortion is None for camera in cameras):
         return {"with_ut": True} if cameras[0].is_panorama else {}
     zeros = cameras[0].viewmat.new_zeros(4)
@@ -178,13 +179,13 @@ def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
 
 
 def _describe_format(camera: Camera) -> str:
-    """Describes the size, the model and the shutter of a camera, which are those of all cameras of one rendering."""
+    """Describes the size, the model and the shutter of a camera, which all cameras of one call share."""
     shutter = "" if camera.viewmat_end is None else f" {camera.readout}"
     return f"{camera.width}×{camera.height} {camera.model}{shutter}"
 
 
 def _shutters(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
-    """Returns the arguments about rolling shutters; none of global ones."""
+    """Returns the arguments that describe rolling shutters; none for global shutters."""
     ends = [camera.viewmat_end for camera in cameras if camera.viewmat_end is not None]
     if not ends:
         return {}
@@ -192,7 +193,7 @@ def _shutters(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
 
 
 def map_poses(camera: Camera, change: Callable[[Tensor], Tensor]) -> Camera:
-    """Returns a camera with changed poses, including that at the end of the readout."""
+    """Returns a camera with `change` applied to its poses, at the start and at the end of the readout."""
     end = camera.viewmat_end
     poses: dict[str, Any] = {"viewmat": change(camera.viewmat), "viewmat_end": None if end is None else change(end)}
     return dataclasses.replace(camera, **poses)
@@ -223,7 +224,7 @@ def intrinsics(width: int, height: int, fov: float) -> Tensor:
 
 
 def panorama_intrinsics(width: int, height: int) -> Tensor:
-    """Returns the intrinsics K [3, 3] of a panorama of 360 by 180 degrees, in pixels and pixels per radian."""
+    """Returns the intrinsics K [3, 3] of a panorama of 360 by 180 degrees; focal lengths are pixels per radian."""
     fx, fy, cx, cy = full_panorama(width, height)
     return torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], dtype=torch.float32, device="cpu")
 
@@ -272,7 +273,7 @@ def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:
 
 
 def move_camera(camera: Camera, matrix: Tensor) -> Camera:
-    """Moves a camera as :func:`tsplat.scene.transform_gaussians` moves a model, so that the image stays the same."""
+    """Moves a camera as :func:`tsplat.scene.transform_gaussians` moves a model, so that the image does not change."""
     matrix = matrix.double()
     scale = float(torch.linalg.det(matrix[:3, :3]).abs() ** (1 / 3))
 
@@ -286,7 +287,8 @@ def move_camera(camera: Camera, matrix: Tensor) -> Camera:
 
 
 def resize_camera(camera: Camera, longest: int) -> Camera:
-    """Returns a camera whose image is no longer than a number of pixels, with the same field of view."""
+    """Scales the image of a camera down so that its longer side has at most `longest` pixels; the field of view is
+    kept."""
     factor = longest / max(camera.width, camera.height)
     if factor >= 1:
         return camera
@@ -298,7 +300,7 @@ def resize_camera(camera: Camera, longest: int) -> Camera:
 
 
 def choose_evenly(cameras: Sequence[Camera], n: int) -> list[Camera]:
-    """Returns at most `n` cameras, evenly chosen."""
+    """Returns at most `n` cameras at even intervals of the sequence."""
     step = max(1.0, len(cameras) / n)
     return [cameras[int(i * step)] for i in range(int(len(cameras) / step))]
 
@@ -315,7 +317,7 @@ def orbit(
     elevations: Sequence[float],
     up: Sequence[float] = UP,
 ) -> Tensor:
-    """Places cameras on a sphere around `target`, looking at it.
+    """Places cameras on a sphere around `target`, looking at its center.
 
     Args:
         target: Center of the sphere, world frame.

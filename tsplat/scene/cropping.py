@@ -49,7 +49,7 @@ def crop_sphere(gaussians: Gaussians, center: Sequence[float], radius: float) ->
 
 
 def raise_if_empty(model: Model, box: Box) -> Model:
-    """Returns what :func:`crop_gaussians` left of a model; raises ArgumentError if that is nothing."""
+    """Returns a cropped model unchanged; raises ArgumentError if it is empty."""
     if len(model) == 0:
         low, high = _sorted(box)
         raise ArgumentError(f"crop: no Gaussian has its center between {low} and {high}; choose another box")
@@ -57,7 +57,7 @@ def raise_if_empty(model: Model, box: Box) -> Model:
 
 
 def crop_option(box: Box) -> str:
-    """Returns a box as the option ``--crop`` of ``tsplat convert``, which selects the same Gaussians."""
+    """Returns the option ``--crop`` of ``tsplat convert`` that selects the same Gaussians as a box."""
     values = [np.format_float_positional(np.float32(value), trim="-") for corner in _sorted(box) for value in corner]
     return f"--crop {' '.join(values)}"
 

@@ -1,6 +1,6 @@
-"""Culling: Gaussians that a camera cannot see are left out before they are activated and projected.
+"""Culling: removes Gaussians that a camera cannot see before they are activated and projected.
 
-Models that do not change are culled by boxes of chunks; Gaussians in training one by one.
+Models that do not change are culled in chunks by bounding boxes; Gaussians in training are culled one by one.
 """
 
 import math
@@ -15,23 +15,23 @@ from .gaussians import Gaussians
 from .morton import morton_order
 
 CHUNK = 128
-"""Number of Gaussians with a common box."""
+"""Number of Gaussians per chunk, which has one bounding box."""
 
 SAMPLE = 1 << 15
-"""Number of Gaussians from which the size of the largest is estimated."""
+"""Number of Gaussians in the sample from which the threshold of the largest weights is estimated."""
 
 SIGMAS = 3.5
-"""Standard deviations within which any Gaussian has an alpha of 1/255 or more; it needs 3.33 with an opacity of 1."""
+"""Standard deviations beyond which alpha is below 1/255; with an opacity of 1, this is 3.33."""
 
 BLOCK = 1 << 14
-"""Number of Gaussians that are compared with a camera at a time, so that their values stay in the caches of a CPU."""
+"""Number of Gaussians that are tested against a camera at a time, so that their values stay in the CPU's caches."""
 
 ROUNDING = 1e-5
-"""Bound of the errors of sums of products, over the sum of their magnitudes."""
+"""Bound of the rounding errors of sums of products, relative to the sum of their magnitudes."""
 
 
 class CulledModel:
-    """A model in chunks of neighbors of about the same size, and the box of each.
+    """A model divided into chunks of neighboring Gaussians of similar size, each with a bounding box.
 
     Attributes:
         gaussians: The model, which must not change.
@@ -53,14 +53,16 @@ class CulledModel:
 
     @torch.no_grad()
     def seen_by(self, camera: Camera, *, near: float = 0.01, eps2d: float = 0.3, n_max: int | None = None) -> Gaussians:
-        """Returns the Gaussians in chunks that a camera may see, in the order of the model; it may be the model itself.
+        """Returns the Gaussians of all chunks that a camera may see, in the order of the model; possibly the model
+        itself.
 
-        Images of them are those of the model, up to the rounding of vectorized activations, which depends on the row.
-        Only pinhole cameras without distortion or rolling shutter leave any out.
+        They render the same image as the model, up to the rounding of vectorized activations, which depends on the row.
+        Only pinhole cameras without distortion or rolling shutter cull Gaussians.
 
         Args:
             near, eps2d: ``near_plane`` and ``eps2d`` of :func:`tsplat.rasterization`.
-            n_max: If more may be seen, those that show most in the image are returned, by opacity times area in pixels.
+            n_max: Maximum number of Gaussians. If more may be seen, those with the largest opacity times area in pixels
+                are returned.
         """
         seen = (~self._hidden(camera, near, eps2d))[self._chunks] if culls(camera) else None
         n_seen = len(self.gaussians) if seen is None else int(seen.sum())
@@ -72,9 +74,12 @@ class CulledModel:
         return self.gaussians.select(seen.nonzero().squeeze(1))
 
     def _largest(self, camera: Camera, seen: Tensor | None, near: float, eps2d: float, n: int) -> Tensor:
-        """Returns the ids [n], in order, of the seen Gaussians [N] with the largest opacity times area in pixels.
+        """Returns the ascending ids [n] of the seen Gaussians with the largest opacity times area in pixels.
 
-        The area is that of the two longest axes, at its depth, widened by the filter. All are seen for None.
+        The area is the product of the two longest axes at the Gaussian's depth, widened by the low-pass filter.
+
+        Args:
+            seen: [N] bool; None if all are seen.
         """
         if self._masses is None:
             opacities = self.gaussians.opacities.detach()
@@ -93,7 +98,7 @@ class CulledModel:
         weights = torch.add(floor * opacities, areas.mul(pixels), alpha=focal)
         if seen is not None:
             weights.masked_fill_(~seen, -1.0)
-        # Sorting all of them would take longer: a sample shows which may be among the largest.
+        # A sample gives a threshold for the largest weights, so that not all must be sorted.
         sample = weights[:: max(1, len(weights) // SAMPLE)].sort(descending=True).values
         ids = (weights > sample[min(len(sample) * 21 * n // (20 * len(weights)), len(sample) - 1)]).nonzero().squeeze(1)
         if len(ids) < n:
@@ -103,11 +108,12 @@ class CulledModel:
 
     @in_full_precision
     def _hidden(self, camera: Camera, near: float, eps2d: float) -> Tensor:
-        """Returns a mask of the chunks that are certainly behind the near plane or beside the image, [chunks] bool.
+        """Returns a mask [chunks] bool of the chunks that are certainly in front of the near plane or outside the
+        image.
 
-        A corner p of a box that is ahead bounds what its Gaussians cover: a point within r of p is at most
-        f r (1 + (x / z)²)^(1/2) / (z - r) pixels from the projection of p, and so is the ellipse of their linearized
-        projection, whose x / z is clamped.
+        The corners p of a box in front of the camera bound the pixels that its Gaussians cover: a point within r of p
+        is at most f r (1 + (x / z)²)^(1/2) / (z - r) pixels from the projection of p. The same holds for the ellipse of
+        the linearized projection, whose x / z is clamped.
         """
         viewmat, K = camera.viewmat.to(self._low), camera.K.to(self._low)
         ends = torch.stack([self._low, self._high], 1)
@@ -129,7 +135,7 @@ class CulledModel:
 
 
 def culls(camera: Camera) -> bool:
-    """Returns whether Gaussians can be culled by a camera: a pinhole without distortion or rolling shutter."""
+    """Returns whether a camera can cull Gaussians: a pinhole camera without distortion or rolling shutter."""
     return camera.model == "pinhole" and camera.distortion is None and camera.viewmat_end is None
 
 
@@ -138,14 +144,15 @@ def culls(camera: Camera) -> bool:
 def rows_in_sight(
     means: Tensor, log_scales: Tensor, camera: Camera, *, near: float = 0.01, eps2d: float = 0.3
 ) -> Tensor:
-    """Returns the Gaussians that a camera that :func:`culls` may see, [n] int64, ascending: at least all it does see.
+    """Returns the ascending ids [n] int64 of the Gaussians that a camera may see, a superset of those it does see.
 
-    A 3D Gaussian with the largest standard deviation s, at x and z in the frame of the camera, covers at most
-    :data:`SIGMAS` (f² s² (1 + t²) / z² + eps2d)^(1/2) + 1 pixels around f x / z + c, where t is the largest tangent of
-    the Jacobian. The root is at most the sum of the two roots. Times z, all is linear in the mean and in s.
+    A Gaussian at x and z in the camera frame whose largest standard deviation is s covers at most :data:`SIGMAS` (f² s²
+    (1 + t²) / z² + eps2d)^(1/2) + 1 pixels around f x / z + c, where t is the largest tangent of the Jacobian. The root
+    of the sum is at most the sum of the roots. Multiplied by z, this bound is linear in the mean and in s.
 
     Args:
-        means, log_scales: [N, 3], world frame; those that are not finite are not seen.
+        means, log_scales: [N, 3], world frame; Gaussians with non-finite values are not seen.
+        camera: A camera that :func:`culls`.
         near, eps2d: ``near_plane`` and ``eps2d`` of :func:`tsplat.rasterization`.
     """
     viewmat, K = camera.viewmat.double().cpu(), camera.K.double().cpu()
@@ -158,7 +165,9 @@ def rows_in_sight(
         planes[2 * axis + 1, axis], planes[2 * axis + 1, 2] = -focal, size - center + margin
         tangent = (torch.maximum(center.abs(), (size - center).abs()) + 0.5 * FOV_MARGIN * size) / focal.abs()
         reach = max(reach, float(focal.abs() * (1 + tangent.square()).sqrt()))
-    reach *= 1.001 * SIGMAS * float(torch.linalg.matrix_norm(viewmat[:3, :3], 2))  # of a pose 1, unless it scales
+    reach *= (
+        1.001 * SIGMAS * float(torch.linalg.matrix_norm(viewmat[:3, :3], 2))
+    )  # the norm of a pose is 1, unless it scales
     offsets = planes @ viewmat[:3, 3:]
     roundings = ROUNDING * planes.abs() @ viewmat[:3].abs()  # of x, y, z, 1
     world = (planes @ viewmat[:3, :3]).to(means)

@@ -1,4 +1,4 @@
-"""The axes along which the surfaces of a scene lie, such as those of walls, floors and table tops."""
+"""Estimates the dominant axes of a scene, to which surfaces such as walls, floors and table tops are parallel."""
 
 import itertools
 import math
@@ -15,34 +15,35 @@ from .rotation import positive_quaternions
 Floats = NDArray[np.float64]
 
 NEIGHBORS = 8
-"""Number of nearest positions through which the surface at a point is laid."""
+"""Number of nearest neighbors to which the surface at a point is fitted."""
 
 FLATNESS_MIN = 1e-3
-"""Flatness below which points are on a line: rounding alone gives some."""
+"""Flatness below which points count as collinear; rounding alone makes it nonzero."""
 
 POINTS_MAX, START_POINTS_MAX = 8192, 1024
-"""Number of points whose normals are used, and of those by which the start is found."""
+"""Number of points whose normals are used, and number of points for the choice of the start."""
 
 STARTS, START_STEPS = 48, 10
-"""Number of rotations from which axes are sought, and of steps from each."""
+"""Number of initial rotations, and of steps from each."""
 
 POWERS, STEPS = (4, 16), 40
-"""Powers of the cosines between normals and axes whose sum is maximized, one after the other: the higher, the fewer
-normals beside an axis count. And the number of steps for each."""
+"""Powers p, and the number of steps for each. The sum of the p-th powers of the cosines between normals and axes is
+maximized for one p after the other; with a higher power, normals far from an axis count less."""
 
 UNIFORM = 3 / 5
-"""Mean sum of the fourth powers of the cosines between three axes and normals in all directions."""
+"""Sum of the fourth powers of the cosines between three axes and a normal, averaged over uniform normals."""
 
 LEAD, LEAD_OF_FEW = 0.05, 2.0
-"""Smallest excess of this mean over :data:`UNIFORM` for clear axes: the first, and for few normals the second over the
-root of their number, as some axes suit a few random normals by chance."""
+"""Minimum excess of this mean over :data:`UNIFORM` for the axes to be accepted: the larger of the first value, and the
+second value divided by the square root of the number of normals, because some axes fit a few random normals by
+chance."""
 
 
 def dominant_axes(points: Tensor) -> list[float] | None:
-    """Returns the rotation whose axes most surfaces of points [N, 3] are parallel to, as a unit quaternion wxyz.
+    """Returns the rotation to the dominant axes of the surfaces of points [N, 3], as a unit quaternion wxyz.
 
-    Turned points have the turned axes. Of the 24 rotations with the same axes, it is the one closest to the identity.
-    None if the surfaces lie in all directions, or the points are on no surfaces.
+    The axes rotate with the points. Of the 24 rotations with the same axes, the one closest to the identity is
+    returned; None if the surfaces have no dominant directions, or the points lie on no surfaces.
     """
     require("scipy")
     normals, weights = surface_normals(points.detach().double().cpu().numpy())
@@ -59,9 +60,10 @@ def dominant_axes(points: Tensor) -> list[float] | None:
 
 
 def surface_normals(points: Floats) -> tuple[Floats, Floats]:
-    """Returns the normals [M, 3] of the surfaces at some of points [N, 3], of either sign, and how flat they are, [M].
+    """Returns the surface normals [M, 3] at a subset of points [N, 3], of either sign, and their flatness [M].
 
-    Flatness is from 0, for points along a line or in all directions, to 1, for points in a plane.
+    Flatness ranges from 0, for neighbors along a line or spread equally in all directions, to 1, for neighbors in a
+    plane.
     """
     from scipy.spatial import cKDTree
 
@@ -78,10 +80,10 @@ def surface_normals(points: Floats) -> tuple[Floats, Floats]:
 
 
 def ascend(axes: Floats, normals: Floats, weights: Floats, power: int, steps: int) -> Floats:
-    """Returns axes [S, 3, 3], the columns, turned towards normals [M, 3], so that :func:`agreement` becomes larger.
+    """Rotates axes [S, 3, 3], given as columns, so that their :func:`agreement` with normals [M, 3] increases.
 
-    Each step maximizes a linear lower bound, as the sum of even powers is convex: the axes are the orthogonal matrix
-    closest to its gradient.
+    The sum of even powers is convex, so each step maximizes its linear lower bound: the new axes are the orthogonal
+    matrix closest to the gradient.
     """
     weighted = (normals * weights[:, None]).T
     for _ in range(steps):
@@ -92,20 +94,20 @@ def ascend(axes: Floats, normals: Floats, weights: Floats, power: int, steps: in
 
 
 def agreement(axes: Floats, normals: Floats, weights: Floats, power: int) -> Floats:
-    """Returns the weighted mean of the sums of powers of cosines between axes [S, 3, 3] and normals [M, 3], [S]."""
+    """Returns the weighted mean over normals [M, 3] of the sum of powers of their cosines with axes [S, 3, 3], [S]."""
     sums: Floats = weights @ _power(_cosines(axes, normals), power)
     means: Floats = sums.reshape(-1, 3).sum(-1) / weights.sum()
     return means
 
 
 def _cosines(axes: Floats, normals: Floats) -> Floats:
-    """Returns cosines between normals [M, 3] and axes [S, 3, 3], [M, 3 S]: one product of matrices."""
+    """Returns the cosines between normals [M, 3] and axes [S, 3, 3] as one matrix product, [M, 3 S]."""
     cosines: Floats = normals @ axes.swapaxes(0, 1).reshape(3, -1)
     return cosines
 
 
 def _power(values: Floats, power: int) -> Floats:
-    """Raises to a positive power by products, which are ten times as fast as NumPy's."""
+    """Raises values to a positive integer power by repeated multiplication, ten times as fast as NumPy's power."""
     if power == 1:
         return values
     half = _power(values, power // 2)
@@ -113,14 +115,14 @@ def _power(values: Floats, power: int) -> Floats:
 
 
 def _starts() -> Floats:
-    """Returns rotations and reflections that lie in all directions, [S, 3, 3]."""
+    """Returns random rotations and reflections, [S, 3, 3]."""
     random = np.random.default_rng(0).standard_normal((STARTS, 3, 3))
     rotations: Floats = np.linalg.qr(random)[0]
     return rotations
 
 
 def _closest_to_identity(axes: Floats) -> list[float]:
-    """Returns the rotation by the smallest angle whose axes are these [3, 3], in any order and of any sign, as a
+    """Returns the rotation closest to the identity with the given axes [3, 3], in any order and sign, as a
     quaternion."""
     best: Any = max(
         (

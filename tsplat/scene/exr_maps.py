@@ -1,4 +1,4 @@
-"""Reading OpenEXR images as maps of numbers, by the package OpenEXR (extra ``exr``)."""
+"""Reads maps, such as depth and normals, from OpenEXR images with the package OpenEXR (extra ``exr``)."""
 
 import math
 from pathlib import Path
@@ -15,21 +15,21 @@ CHANNELS: dict[int, tuple[tuple[str, ...], ...]] = {
     1: (("Z",), ("depth",), ("Y",), ("V",), ("R",)),
     3: (("X", "Y", "Z"), ("R", "G", "B")),
 }
-"""Number of channels -> the last parts of their names, in the order in which they are looked for."""
+"""Number of channels -> channel names without layers, in order of preference."""
 
 BYTES = 16
-"""Bytes of memory for a pixel of a channel: what is decoded, and copies of it."""
+"""Memory per pixel and channel, in bytes: the decoded value and its copies."""
 
 
 def read_exr(path: Path, n_channels: int) -> NDArray[np.float32]:
-    """Returns a map [H, W, channels] of an OpenEXR file of floats, halves or integers.
+    """Reads a map [H, W, channels] from an OpenEXR file of floats, halves or integers.
 
-    A map of one channel is the channel ``Z``, else ``depth``, ``Y``, ``V``, ``R`` or the only one; one of three, ``X``,
-    ``Y`` and ``Z``, or ``R``, ``G`` and ``B``. Names may have layers before them, as in ``ViewLayer.Depth.Z``. Only
-    the first part of a file is read.
+    With one channel, it reads ``Z``, ``depth``, ``Y``, ``V``, ``R`` or the only channel, whichever exists first; with
+    three channels, ``X``, ``Y``, ``Z`` or ``R``, ``G``, ``B``. Layers may precede the names, as in
+    ``ViewLayer.Depth.Z``. Only the first part of a multi-part file is read.
 
     Raises:
-        FileError: The file is damaged, cropped, or has no or several such channels.
+        FileError: The file is damaged or cropped, or the channels are missing or ambiguous.
         MissingExtraError: OpenEXR is not installed.
         OSError: The file cannot be read.
     """
@@ -37,7 +37,7 @@ def read_exr(path: Path, n_channels: int) -> NDArray[np.float32]:
     import OpenEXR
 
     openexr: Any = OpenEXR  # not typed
-    open_file(path).close()  # refuses pipes, and names what cannot be read
+    open_file(path).close()  # rejects pipes, and names unreadable files
     try:
         with openexr.File(str(path), header_only=True) as file:
             header = file.header()
@@ -62,7 +62,7 @@ def read_exr(path: Path, n_channels: int) -> NDArray[np.float32]:
 
 
 def choose_channels(names: list[str], n_channels: int) -> list[str] | None:
-    """Returns the names of the channels of a map; None if there are none, or several layers have them."""
+    """Returns the channel names of a map; None if no layer or several layers have them."""
     for wanted in CHANNELS[n_channels]:
         matches = [[name for name in names if name.rpartition(".")[2].lower() == last.lower()] for last in wanted]
         if all(len(candidates) == 1 for candidates in matches):

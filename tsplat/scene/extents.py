@@ -1,4 +1,4 @@
-"""The scale of a scene: the extent of its cameras, the median depth and the near plane, robust to a few wrong poses."""
+"""Estimates the scale of a scene, robust to a few wrong poses: camera extent, median depth and near plane."""
 
 import dataclasses
 import math
@@ -12,44 +12,44 @@ from ..precision import identity
 from .cameras import Camera, centers, project_points
 
 FAR = 5.0
-"""A camera is far from the others if it is farther from their median position than this many times the distance within
-which three quarters of them are."""
+"""A camera is an outlier if its distance from the median position exceeds this factor times the third quartile of the
+distances."""
 
 CAMERAS_MIN = 5
-"""Smallest number of cameras of which one can be far from the others."""
+"""Minimum number of cameras for the detection of outliers."""
 
 EXTENT_FACTOR = 1.1
-"""Extent of a scene over the largest distance of a camera from their mean position, as in 3D Gaussian Splatting."""
+"""Ratio of the extent to the largest distance of a camera from the mean position, as in 3D Gaussian Splatting."""
 
 EXTENT_MIN = 0.01
-"""Smallest extent, in median depths: of photographs that were all taken from one place."""
+"""Minimum extent in median depths, for photographs that were all taken from one position."""
 
 NEAR = 1 / 400
-"""Distance of the near plane in median depths; 0.01 for the synthetic NeRF scenes."""
+"""Distance of the near plane in median depths; this gives 0.01 for the synthetic NeRF scenes."""
 
 CAMERAS_MAX, POINTS_MAX = 64, 4096
-"""Number of cameras and points by which the median depth is found."""
+"""Number of cameras and points from which the median depth is estimated."""
 
 SHOWN_POINTS, SHOWN_SPREAD = 8, 0.01
-"""A camera shows a scene if at least so many of its points are in the image, and their middle half has at least this
-part of the width or height of the image."""
+"""A camera shows a scene if its image contains at least this number of points, and their interquartile range is at
+least this fraction of the width or height of the image."""
 
 SHOWN_MAX = 65536
-"""Number of points by which it is found whether a camera shows a scene."""
+"""Number of points that are used to decide whether a camera shows a scene."""
 
 FAR_ORIGIN = 256.0
-"""Distance from the origin, in extents, from which single precision shifts images by about a hundredth of a pixel."""
+"""Distance from the origin, in extents, beyond which single precision shifts images by about a hundredth of a pixel."""
 
 CONVERGENCE_MIN = 0.02
-"""Smallest eigenvalue of the mean projection across the optical axes for which their common point is used; about 0.5
-for axes in all directions, 0 for parallel ones."""
+"""Minimum for the smallest eigenvalue of the mean projection perpendicular to the optical axes, so that their common
+point is well defined; it is about 0.5 for axes in all directions, and 0 for parallel axes."""
 
 IN_FRONT_MIN = 0.8
-"""Share of the cameras that must have the common point of the axes in front of them."""
+"""Minimum share of cameras that have the common point of the axes in front of them."""
 
 
 def are_inliers(positions: Tensor) -> Tensor:
-    """Returns which camera positions [C, 3] are not far from the others. [C] bool"""
+    """Returns a mask [C] bool of the camera positions [C, 3] that are no outliers."""
     distances = (positions - positions.median(0).values).norm(dim=-1)
     typical = distances.sort().values[3 * (len(distances) - 1) // 4]
     if len(distances) < CAMERAS_MIN or not typical > 0:
@@ -59,20 +59,20 @@ def are_inliers(positions: Tensor) -> Tensor:
 
 
 def center_and_extent(positions: Tensor) -> tuple[Tensor, float]:
-    """Returns the mean [3] of the camera positions [C, 3] that are not far from the others, and their extent."""
+    """Returns the mean [3] and the extent of camera positions [C, 3], without outliers."""
     positions = positions.double()
     close = positions[are_inliers(positions)]
-    # Relative to one of them, as sums round far from the origin.
+    # Relative to one position, because sums of large coordinates are inexact.
     offsets = close - close[0]
     middle = offsets.mean(0)
     return close[0] + middle, EXTENT_FACTOR * float((offsets - middle).norm(dim=-1).max())
 
 
 def origin_and_unit(center: Tensor, extent: float) -> tuple[tuple[float, float, float], float, bool]:
-    """Returns the origin and the unit of a frame for positions around a center [3] fp64, with their extent.
+    """Returns the origin and the unit of a local frame for positions with a center [3] fp64 and an extent.
 
-    The unit is the power of two next to the extent, the origin the multiple of the unit next to the center. Also
-    returns whether the center is too far from zero for single precision.
+    The unit is the power of two closest to the extent, the origin is the multiple of the unit closest to the center.
+    The third value says whether the center is too far from zero for single precision.
     """
     unit = 2.0 ** round(math.log2(extent)) if extent > 0 else 1.0
     x, y, z = (unit * math.floor(value / unit + 0.5) for value in center.tolist())
@@ -80,10 +80,9 @@ def origin_and_unit(center: Tensor, extent: float) -> tuple[tuple[float, float, 
 
 
 def far_origin(positions: Tensor) -> tuple[float, float, float] | None:
-    """Returns an origin near positions [P, 3] if single precision does not hold them; None if it does, or if all
-    coincide.
+    """Returns an origin near positions [P, 3] if single precision cannot represent them accurately; otherwise None.
 
-    Positions that are not finite do not count.
+    Non-finite positions are ignored. If all positions coincide, the result is None.
     """
     positions = positions[positions.isfinite().all(-1)]
     if not len(positions):
@@ -94,14 +93,15 @@ def far_origin(positions: Tensor) -> tuple[float, float, float] | None:
 
 
 def rounding_at(origin: Sequence[float]) -> float:
-    """Returns the largest error of coordinates around an origin in single precision."""
+    """Returns the largest rounding error of coordinates around an origin in single precision."""
     return float(np.spacing(np.float32(max(map(abs, origin))))) / 2
 
 
 def shows_points(camera: Camera, points: Tensor) -> bool:
-    """Returns whether a camera shows points [P, 3] on more than a spot of its image; also true of too few points.
+    """Returns whether the points [P, 3] cover more than a spot of a camera's image; also true if there are too few
+    points.
 
-    Photographs from the air show a scene that is far away. Photographs with wrong poses rarely do.
+    Aerial photographs are far from a scene but show it. Photographs with wrong poses rarely show it.
     """
     points = points.detach()[:: 1 + len(points) // SHOWN_MAX]
     if len(points) < SHOWN_POINTS:
@@ -109,13 +109,14 @@ def shows_points(camera: Camera, points: Tensor) -> bool:
     u, v, _, inside = project_points(camera, points)
     if int(inside.sum()) < SHOWN_POINTS:
         return False
-    # Quartiles, as a few points may be far away, too.
+    # Quartiles, because a few points may be outliers.
     middle = [coordinates[inside].quantile(coordinates.new_tensor([0.25, 0.75])).diff() for coordinates in (u, v)]
     return max(float(middle[0]) / camera.width, float(middle[1]) / camera.height) >= SHOWN_SPREAD
 
 
 def median_depth(cameras: Sequence[Camera], points: Tensor) -> float:
-    """Returns the median depth of points [P, 3] in images of cameras, or else their distance; 0 if it is unknown."""
+    """Returns the median depth of points [P, 3] in the images of cameras, or if none are visible their median distance;
+    0 if it is unknown."""
     cameras = cameras[:: 1 + len(cameras) // CAMERAS_MAX]
     points = points.detach()[:: 1 + len(points) // POINTS_MAX]
     points = points[points.isfinite().all(-1)]
@@ -132,18 +133,18 @@ def median_depth(cameras: Sequence[Camera], points: Tensor) -> float:
 
 
 def scene_scale(positions: Tensor, depth: float) -> float:
-    """Returns the extent of a scene by camera positions [C, 3] and the median depth; 0 if neither has any."""
+    """Returns the extent of a scene from camera positions [C, 3] and the median depth; 0 if both are zero."""
     return max(center_and_extent(positions)[1], EXTENT_MIN * depth)
 
 
 def near_plane(cameras: Sequence[Camera], points: Tensor) -> float | None:
-    """Returns the distance of the near plane in units of the points [P, 3]; None if the unit is unknown."""
+    """Returns the distance of the near plane in units of the points [P, 3]; None if the scale is unknown."""
     depth = median_depth(cameras, points)
     return NEAR * depth if depth > 0 else None
 
 
 def with_near_planes(cameras: Sequence[Camera], points: Tensor) -> list[Camera]:
-    """Returns the cameras, those without a near plane with one that suits all of them and the points [P, 3]."""
+    """Returns the cameras; those without a near plane get a common one that suits the cameras and the points [P, 3]."""
     missing = [camera for camera in cameras if camera.near is None]
     near = near_plane(missing, points) if missing else None
     return [dataclasses.replace(camera, near=near) if camera.near is None else camera for camera in cameras]
@@ -155,10 +156,11 @@ def camera_positions(viewmats: Sequence[Tensor]) -> Tensor:
 
 
 def common_point(positions: Tensor, axes: Tensor) -> Tensor | None:
-    """Returns the point [3] closest to all optical axes; None if they are almost parallel, or diverge from it.
+    """Returns the point [3] closest to all optical axes; None if they are almost parallel, or if it is behind too many
+    cameras.
 
     Args:
-        positions, axes: [C, 3] fp64 positions of cameras and unit vectors along which they look.
+        positions, axes: [C, 3] fp64, camera positions and unit viewing directions.
     """
     point = closest_point(positions, axes)
     if point is None:
@@ -168,8 +170,8 @@ def common_point(positions: Tensor, axes: Tensor) -> Tensor | None:
 
 
 def closest_point(positions: Tensor, axes: Tensor) -> Tensor | None:
-    """Returns the point [3] closest to lines through positions [C, 3] along unit vectors [C, 3], fp64; None if they
-    are almost parallel."""
+    """Returns the point [3] closest to the lines through positions [C, 3] along unit vectors [C, 3], fp64; None if the
+    lines are almost parallel."""
     across = identity(3) - axes[:, :, None] * axes[:, None, :]
     mean = across.mean(0)
     if torch.linalg.eigvalsh(mean)[0] < CONVERGENCE_MIN:

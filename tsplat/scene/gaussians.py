@@ -19,28 +19,29 @@ PARAMETERS = ("means", "log_scales", "quats", "opacity_logits", "sh0", "shN")
 """Names of the tensors of :class:`Gaussians`."""
 
 GSPLAT_NAMES = dict(zip(PARAMETERS, ("means", "scales", "quats", "opacities", "sh0", "shN"), strict=True))
-"""Parameter -> its name in gsplat, which strategies and checkpoints use, too."""
+"""Parameter -> its name in gsplat; strategies and checkpoints use these names."""
 
 INITIAL_OPACITY = 0.1
 NEIGHBORS = 3
 
 DUPLICATE_RATIO = 0.01
-"""Points count as one position if they are closer than this part of the mean spacing of a surface of as many."""
+"""Points closer than this fraction of the mean spacing that N points have on a surface count as one position."""
 
 CELLS_MAX = 1 << 20
-"""Half the number of cells along an axis; points that are farther away are in the outermost cells."""
+"""Half the number of grid cells along an axis; points beyond the grid fall into the outermost cells."""
 
 SPACING_RATIO_MAX, SPACING_SAMPLE = 10.0, 4096
-"""Largest spacing over the 90 % quantile of the spacings, and the number of points by which this is estimated."""
+"""Upper limit of spacings relative to their 90 % quantile, and the number of points from which the quantile is
+estimated."""
 
 FLAT = math.log(1e-6)
-"""The third log scale of surfels, which is not read but by programs that draw them as 3D Gaussians."""
+"""Third log scale of surfels. tsplat does not read it; other programs that draw surfels as 3D Gaussians do."""
 
 ACTIVATED_SCALE_MAX = 0.5
-"""Values in (0, this] in nearly all of ``log_scales`` suggest that they are scales and not their logarithms."""
+"""If nearly all ``log_scales`` are in (0, ACTIVATED_SCALE_MAX], they are probably scales and not logarithms."""
 
 ACTIVATED_COUNT_MIN = 16
-"""Smallest number of Gaussians whose values of ``log_scales`` suggest that."""
+"""Minimum number of Gaussians for this conclusion."""
 
 
 class AlreadyActivatedError(FileError):
@@ -49,7 +50,7 @@ class AlreadyActivatedError(FileError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussians:
-    """The parameters of N Gaussians as they are optimized and stored: before activation.
+    """Parameters of N Gaussians before activation, as they are optimized and stored.
 
     Attributes:
         means: [N, 3] centers, world frame.
@@ -59,10 +60,10 @@ class Gaussians:
         sh0: [N, 1, 3] spherical harmonics coefficients of degree 0, RGB. The color is 0.5 plus the weighted sum of all
             coefficients.
         shN: [N, K - 1, 3] coefficients of the higher degrees, K = (degree + 1)^2. K = 1 means no view dependence.
-        antialiased: Whether the model was trained with ``rasterize_mode="antialiased"``, and should be rendered with
-            it.
-        surfels: Whether they are 2D Gaussians, which :func:`tsplat.rasterization_2dgs` renders: discs in the plane of
-            the first two rotated axes. Their third log scale is not read; it is :data:`FLAT`.
+        antialiased: Whether the model was trained with ``rasterize_mode="antialiased"``, and should be rendered in this
+            mode.
+        surfels: Whether these are 2D Gaussians for :func:`tsplat.rasterization_2dgs`: discs in the plane of the first
+            two rotated axes. Their third log scale is :data:`FLAT` and is not read.
 
     Raises:
         ArgumentError: The shapes do not match, a tensor has an integer dtype, or the tensors are on several devices.
@@ -86,7 +87,7 @@ class Gaussians:
     antialiased: bool = False
     surfels: bool = False
     draw: ClassVar["Callable[[Gaussians], bytes | None] | None"] = None
-    """Returns what notebooks show of Gaussians, a PNG file; set by :mod:`tsplat.viewing`, which can render."""
+    """Renders Gaussians to the PNG file that notebooks show; set by :mod:`tsplat.viewing`."""
 
     def __post_init__(self) -> None:
         check_tensor("means", self.means, [None, 3], "[N, 3]")
@@ -124,7 +125,7 @@ class Gaussians:
         return dataclasses.replace(self, **mapped)
 
     def select(self, rows: Tensor | slice) -> "Gaussians":
-        """Returns the Gaussians that a mask [N], ids [M] or a slice select."""
+        """Returns the Gaussians selected by a mask [N], ids [M] or a slice."""
         return self.map(lambda tensor: tensor[rows])
 
     def to(self, device: torch.device | str) -> "Gaussians":
@@ -138,14 +139,17 @@ class Gaussians:
         return dataclasses.replace(self, log_scales=log_scales, antialiased=False, surfels=True)
 
     def as_surfels_if_flat(self, log_scale: float) -> "Gaussians":
-        """Returns the Gaussians as 2D Gaussians if all third log scales, but not all first or second ones, are
-        `log_scale`: that of 2D Gaussians in a format that does not mark them. Antialiased ones are no 2D Gaussians."""
+        """Returns the Gaussians as 2D Gaussians if they look flat; otherwise unchanged.
+
+        They look flat if all third log scales, but not all first or second ones, equal `log_scale`, the value that a
+        format without a mark for 2D Gaussians stores. Antialiased models are never 2D Gaussians.
+        """
         flat = ((self.log_scales - log_scale).abs() < 1e-4).all(0).tolist()
         return self.as_surfels() if flat == [False, False, True] and not self.antialiased else self
 
     @property
     def n_scales(self) -> int:
-        """Number of scales that are read: 3, or 2 of 2D Gaussians."""
+        """Number of scales that are read: 3, or 2 for 2D Gaussians."""
         return 2 if self.surfels else 3
 
     @property
@@ -168,20 +172,21 @@ class Gaussians:
         return torch.cat([self.sh0, self.shN[:, : (degree + 1) ** 2 - 1]], 1)
 
     def rasterization_arguments(self, sh_degree: int) -> dict[str, Any]:
-        """Returns the arguments of :func:`tsplat.rasterization` that say what the Gaussians are, after activation."""
+        """Returns the arguments of :func:`tsplat.rasterization` that describe the Gaussians, after activation."""
         tensors = {name: getattr(self, name) for name in ("means", "quats", "scales", "opacities")}
-        # The empty shN of a model of degree 0 is concatenated, so that it gets a gradient, as loss scalers require.
+        # For degree 0, the empty shN is concatenated so that it gets a gradient, which loss scalers require.
         coeffs = {"colors": self.sh0, "shN": self.shN} if self.sh_degree else {"colors": self.sh_coeffs(0)}
         return {**tensors, **coeffs, "sh_degree": sh_degree}
 
     @property
     def valid(self) -> Tensor:
-        """[N] bool: True for Gaussians that can be rendered: :attr:`finite`, with a quaternion that is not zero."""
+        """[N] bool: True for Gaussians that can be rendered: those that are :attr:`finite` and have a nonzero
+        quaternion."""
         return self.finite & self.has_rotation
 
     @property
     def finite(self) -> Tensor:
-        """[N] bool: True for Gaussians whose parameters are all finite. Logits and log scales may also be infinite."""
+        """[N] bool: True for Gaussians with finite parameters. Opacity logits and log scales may also be infinite."""
         return (
             _finite_rows(self.means)
             & _finite_rows(self.quats)
@@ -193,17 +198,17 @@ class Gaussians:
 
     @property
     def has_rotation(self) -> Tensor:
-        """[N] bool: False for Gaussians whose quaternion is zero, so they have no rotation and are not rendered."""
+        """[N] bool: False for Gaussians with a zero quaternion, which have no rotation and are not rendered."""
         return ~(self.quats.float().square().sum(-1) < QUAT_NORM_MIN**2)
 
     def check_not_activated(self, where: str) -> None:
-        """Checks that the values do not look as if exp or sigmoid had already been applied to them.
+        """Raises an error if the values look as if exp or sigmoid had already been applied to them.
 
-        They do if all log scales are positive, and either all opacity logits are in [0, 1], or there are many Gaussians
-        and nearly all log scales are small.
+        They look activated if all log scales are positive, and either all opacity logits are in [0, 1], or there are
+        many Gaussians and nearly all log scales are small.
 
         Args:
-            where: The file or folder, with which the message begins.
+            where: The file or folder that the error message names.
 
         Raises:
             AlreadyActivatedError: The values look activated.
@@ -230,18 +235,18 @@ class Gaussians:
         scale: float = 1.0,
         rows: slice = slice(None),
     ) -> "Gaussians":
-        """Creates isotropic Gaussians at points, with the mean distance to the three nearest positions as their scale.
+        """Creates isotropic Gaussians at points; their scale is the mean distance to the three nearest positions.
 
-        Points at one position count once, and a point far from all others gets a scale of at most ten times what nine
-        tenths of the points have.
+        Points at the same position count once. Scales are limited to ten times their 90 % quantile, which matters for
+        isolated points.
 
         Args:
             points: [N, 3] world frame, N >= 2.
-            colors: [N, 3] RGB in [0, 1], which become the coefficients of degree 0.
+            colors: [N, 3] RGB in [0, 1], converted to the coefficients of degree 0.
             sh_degree: Degree of the spherical harmonics, 0 to 4. Coefficients above degree 0 are zero.
             opacity: Opacity of every Gaussian, between 0 and 1.
             scale: Factor applied to the scales.
-            rows: Of which points to create Gaussians; the others are only neighbors.
+            rows: Points to create Gaussians for; the others only count as neighbors.
 
         Raises:
             ArgumentError: A shape does not match, there are fewer than two points, a number is out of range, or points
@@ -287,7 +292,7 @@ def _finite_rows(tensor: Tensor) -> Tensor:
 
 
 def concatenate(parts: Sequence[Gaussians]) -> Gaussians:
-    """Returns the Gaussians of one or more parts, one part after the other, with dtypes and device of the first."""
+    """Concatenates one or more models; dtypes and device are those of the first."""
     first = parts[0]
     tensors: dict[str, Any] = {
         name: torch.cat([getattr(part, name).to(tensor) for part in parts]) for name, tensor in first.tensors().items()
@@ -308,9 +313,8 @@ def neighbor_distances(points: Tensor) -> Tensor:
 def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
     """Returns the mean distance of points [N, 3] to the three nearest other positions, [N] fp64 on the CPU, positive.
 
-    Points much closer than they are on average are at one position. Spacings are clamped to
-    :data:`SPACING_RATIO_MAX` times their 90 % quantile, as those of points that are far from all others. With `rows`,
-    returns those of some points.
+    Points that are much closer than average count as one position. Spacings are limited to :data:`SPACING_RATIO_MAX`
+    times their 90 % quantile, for isolated points. `rows` selects the points whose spacings are returned.
     """
     require("scipy")
     from scipy.spatial import cKDTree
@@ -329,7 +333,8 @@ def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
     tree = cKDTree(positions)
 
     def neighbor_spacing(queries: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns the mean distances to the nearest other positions, of which adjacent cells may hold duplicates."""
+        """Returns the mean distances to the nearest other positions; adjacent cells may contain duplicates of one
+        position."""
         means = np.zeros(len(queries))
         unfinished = np.arange(len(queries))
         for k in (NEIGHBORS + 1, NEIGHBORS + 8):
@@ -349,7 +354,7 @@ def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
 
 
 def drop_invalid(gaussians: Gaussians, warn: Callable[[str], object]) -> Gaussians:
-    """Returns the valid Gaussians; `warn` is called with a note if some are left out."""
+    """Returns the valid Gaussians; calls `warn` with a note if others are left out."""
     valid = gaussians.valid
     if bool(valid.all()):
         return gaussians

@@ -1,8 +1,9 @@
-"""Georeferences: the place of a model's coordinates in the frame of the files of its scene, such as UTM.
+"""Georeferences: transforms between a model and the frame of its scene's files, such as UTM.
 
-Single precision holds a coordinate of 5,000,000 to 0.5. So models are relative to an origin, and a georeference has the
-transform from the frame of the files. A run has it as ``world.json``; other models as a file beside them, whose name is
-theirs and ``.world.json``, as the formats have no place for it.
+Single precision rounds a coordinate of 5,000,000 to a multiple of 0.5. Therefore, models are stored relative to an
+origin, and a georeference contains the transform from the frame of the files. A run stores it as ``world.json``; other
+models in a file beside them, because their formats cannot store it. The name of this file is that of the model followed
+by ``.world.json``.
 """
 
 import contextlib
@@ -25,26 +26,26 @@ from .model_rows import Rows
 from .rotation import decompose_similarity, similarity, transform_gaussians
 
 WORLD = "world.json"
-"""Name of the file in a run's folder, and after a dot, the last part of the names of those beside other models."""
+"""Name of the file in a run's folder; files beside other models end in a dot and this name."""
 
 ModelFrame = Literal["local", "files"]
 FRAMES: tuple[ModelFrame, ...] = get_args(ModelFrame)
-"""The frame of the model, and that of the files of its scene."""
+"""Names of the frames: that of the model, and that of its scene's files."""
 
 Model = TypeVar("Model", Gaussians, Rows, Gaussians | Rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Georeference:
-    """Places the coordinates of a model in the frame of the files of its scene.
+    """Relates the coordinates of a model to the frame of its scene's files.
 
     Attributes:
-        world: [4, 4], the similarity transform from the frame of the files to that of the model; fp64 on the CPU.
-        crs: The coordinate reference system of the files, such as a PROJ string or ``"EPSG:32633"``. It is carried from
-            file to file, and not interpreted.
+        world: [4, 4] similarity transform from the frame of the files to the frame of the model; fp64 on the CPU.
+        crs: Coordinate reference system of the files, such as a PROJ string or ``"EPSG:32633"``. It is copied from file
+            to file without interpretation.
 
     Raises:
-        ArgumentError: `world` has another shape, is not finite, or shears or stretches.
+        ArgumentError: `world` has another shape, is not finite, or is not a similarity transform.
     """
 
     world: Tensor = dataclasses.field(default_factory=similarity)
@@ -58,7 +59,7 @@ class Georeference:
 
     @property
     def scale(self) -> float:
-        """The unit of the model in that of the files."""
+        """The unit of the model in units of the files."""
         return 1 / decompose_similarity(self.world)[0]
 
     @property
@@ -74,19 +75,19 @@ class Georeference:
     def shifted(self) -> "Georeference":
         """Returns the georeference of the model that :meth:`shift` returns.
 
-        It is in the axes and the unit of the files, relative to :attr:`origin`.
+        That model has the axes and the unit of the files, relative to :attr:`origin`.
         """
         return dataclasses.replace(self, world=similarity(translation=[-value for value in self.origin]))
 
     def shift(self, model: Model) -> Model:
-        """Moves Gaussians or rows to the frame of :meth:`shifted`, or returns them as they are if it is theirs."""
+        """Moves Gaussians or rows to the frame of :meth:`shifted`; returns them unchanged if they already are in it."""
         matrix = similarity()
         matrix[:3, :3] = torch.linalg.inv(self.world[:3, :3])
         return move_model(model, matrix)
 
 
 def move_model(model: Model, matrix: Tensor) -> Model:
-    """Moves Gaussians or rows by a similarity transform [4, 4] fp64; returns them as they are for the identity."""
+    """Moves Gaussians or rows by a similarity transform [4, 4] fp64; returns them unchanged for the identity."""
     if torch.equal(matrix, similarity()):
         return model
     if isinstance(model, Rows):
@@ -95,7 +96,7 @@ def move_model(model: Model, matrix: Tensor) -> Model:
 
 
 def check_frame(frame: ModelFrame, georeference: Georeference | None) -> None:
-    """Raises ArgumentError for an unknown frame, or for the frame of the files without a georeference."""
+    """Raises ArgumentError for an unknown frame, and for the frame of the files without a georeference."""
     check_choice("frame", frame, FRAMES)
     if frame == "files" and georeference is None:
         raise ArgumentError(
@@ -105,12 +106,12 @@ def check_frame(frame: ModelFrame, georeference: Georeference | None) -> None:
 
 
 def relative_to(origin: Sequence[float]) -> str:
-    """Returns the text of a note that coordinates are relative to an origin [3] in the frame of the files."""
+    """Describes the origin [3] of coordinates in the frame of the files, for notes."""
     return f"coordinates are relative to ({', '.join(f'{value:.15g}' for value in origin)})"
 
 
 def georeference_path(path: str | os.PathLike[str]) -> Path:
-    """Returns the path of the file with the georeference of a model, which may be a folder; it is beside the model."""
+    """Returns the path of the georeference file beside a model; the model may be a file or a folder."""
     return Path(f"{Path(path)}.{WORLD}")
 
 
@@ -118,15 +119,16 @@ def georeference_path(path: str | os.PathLike[str]) -> Path:
 def written_georeference(
     path: str | os.PathLike[str], georeference: Georeference | None, *, absolute: bool = False
 ) -> Iterator[None]:
-    """Writes the georeference of the model that the block writes beside it; for None, removes that of an older model.
+    """Context manager that writes a georeference beside the model that its block writes.
 
-    That of an older model is first renamed to one that ends in ``.old``, so that a process that is killed does not
-    leave it beside a new model. If the block raises, it is put back.
+    The georeference of an existing model is first renamed to ``.old``, so that a killed process does not leave it
+    beside the new model. If the block raises, the old name is restored.
 
     Args:
         path: The model.
-        georeference: That of the model as :func:`tsplat.scene.read_model` returns it.
-        absolute: Whether the model's file has coordinates in the frame of the files, in double precision.
+        georeference: Georeference of the model, relative to the coordinates that :func:`tsplat.scene.read_model`
+            returns. If None, the georeference of an existing model is removed.
+        absolute: Whether the model's file stores coordinates in the frame of the files, in double precision.
     """
     file, values = georeference_path(path), None
     if georeference is not None:
@@ -138,7 +140,7 @@ def written_georeference(
             **({} if georeference.crs is None else {"crs": georeference.crs}),
         }
     aside = file.with_name(f"{file.name}.old")
-    is_another = os.path.isfile(file) and not _holds(file, values)  # also where a name is too long to have one
+    is_another = os.path.isfile(file) and not _holds(file, values)  # False if the name is too long for a file
     if is_another:
         os.replace(file, aside)
     try:
@@ -149,12 +151,12 @@ def written_georeference(
         raise
     if values is not None:
         write_json(file, values)
-    with contextlib.suppress(OSError):  # none, or a name that is too long to have one
-        aside.unlink()  # also one that a killed process left
+    with contextlib.suppress(OSError):  # the file may not exist, or its name may be too long
+        aside.unlink()  # possibly left by a killed process
 
 
 def _holds(file: Path, values: dict[str, Any] | None) -> bool:
-    """Returns whether a file has these JSON values."""
+    """Returns whether a JSON file contains these values."""
     try:
         return bool(read_json(file) == values)
     except (OSError, ValueError):
@@ -162,7 +164,8 @@ def _holds(file: Path, values: dict[str, Any] | None) -> bool:
 
 
 def parse_georeference(path: str | os.PathLike[str]) -> Georeference:
-    """Reads a file that :func:`written_georeference` wrote, or ``world.json`` of a run, which is the matrix alone.
+    """Reads a file written by :func:`written_georeference`, or the ``world.json`` of a run, which contains only the
+    matrix.
 
     Raises:
         FileError: The file is neither.

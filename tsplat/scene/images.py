@@ -1,8 +1,8 @@
-"""Images: [H, W, 3] uint8 sRGB in memory, PNG on disk.
+"""Reads and writes images: [H, W, 3] uint8 sRGB in memory.
 
-Every mode of Pillow with a known range is read in its right brightness: 8-bit modes, palettes and CMYK as Pillow
-converts them, 16-bit gray divided by 257, and the high byte of 16-bit RGB. Integers of 32 bits (I) and floats (F) have
-no known range and are refused, except that Pillow reads 16-bit PGM files as I.
+All modes of Pillow with a known range are read with the correct brightness: Pillow converts 8-bit modes, palettes and
+CMYK; 16-bit gray is divided by 257; 16-bit RGB keeps its high bytes. 32-bit integers (I) and floats (F) have no known
+range and are rejected, except for 16-bit PGM files, which Pillow reads as I.
 
 Large images are converted, composited and downscaled in strips of rows, so that no second copy of them is made.
 """
@@ -29,7 +29,7 @@ from ..support.files import atomic_write
 from ..support.reading import check_memory, open_file
 
 STRIP_PIXELS = 1 << 20
-"""Pixels that are converted at a time."""
+"""Number of pixels that are converted at a time."""
 
 PNG = b"\x89PNG\r\n\x1a\n"
 """The first bytes of a PNG."""
@@ -37,7 +37,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 PANORAMA_METADATA = re.compile(rb"""ProjectionType\s*(=\s*["']|>)\s*equirectangular""")
 
 PNG_METADATA = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
-"""Chunks of a PNG that may have an EXIF orientation."""
+"""PNG chunks that may contain an EXIF orientation."""
 
 JPEG_QUALITY = 95
 
@@ -55,7 +55,7 @@ INVERSE_TRANSPOSES = {
     7: "TRANSVERSE",
     8: "ROTATE_270",
 }
-"""EXIF orientation -> Pillow's name of the transpose from the upright image to the stored one."""
+"""EXIF orientation -> name in Pillow of the transpose from the upright image to the stored one."""
 
 SIXTEEN_BIT_FORMATS = ("PNG", "PPM")
 """Formats whose images of mode I have values from 0 to 65535."""
@@ -64,10 +64,10 @@ BITS_PER_SAMPLE = 258
 """Tag of TIFF files."""
 
 _warnings_lock = threading.Lock()
-"""Filters of warnings belong to the process, and photographs are read in several threads."""
+"""Guards the warning filters, which are global, while several threads read photographs."""
 
 ReadStrip = Callable[[int, int], Tensor]
-"""Returns the pixel rows from one index to before another, [rows, W, D] uint8."""
+"""Returns the pixel rows from a first index up to, but excluding, a last index, [rows, W, D] uint8."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,8 @@ class ImageInfo:
 
 
 def read_image_info(path: str | os.PathLike[str], *, decoded: bool = False) -> ImageInfo:
-    """Reads the header of an image file. Its pixels are read only if `decoded`, so that a damaged file is an error."""
+    """Reads the header of an image file. If `decoded`, also decodes the pixels, so that a damaged file raises an
+    error."""
     with _opened(path, verified=decoded) as image:
         orientation = _orientation(image)
         width, height = image.size
@@ -99,7 +100,7 @@ def read_image_info(path: str | os.PathLike[str], *, decoded: bool = False) -> I
 
 
 def is_marked_panorama(path: str | os.PathLike[str]) -> bool:
-    """Returns whether the XMP metadata of an image says that it is an equirectangular panorama (Google's GPano)."""
+    """Returns whether the XMP metadata of an image marks it as an equirectangular panorama (Google's GPano)."""
     with _opened(path) as image:
         xmp = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp") or b""
     return PANORAMA_METADATA.search(xmp.encode() if isinstance(xmp, str) else xmp) is not None
@@ -108,7 +109,7 @@ def is_marked_panorama(path: str | os.PathLike[str]) -> bool:
 def read_exposure(path: str | os.PathLike[str]) -> float | None:
     """Returns the logarithm of the exposure in an image's EXIF data: time times sensitivity over the squared f-number.
 
-    Missing values other than the time count as 1. None if there is no time, or the data is damaged.
+    A missing sensitivity or f-number counts as 1. Returns None if the time is missing or the data is damaged.
     """
     with _opened(path) as image:
         # Pillow raises errors of many types for damaged metadata.
@@ -123,7 +124,7 @@ def read_exposure(path: str | os.PathLike[str]) -> float | None:
 
 
 def convert_image(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Writes an image as a PNG of 8 bits per channel, as stored, with its transparency, atomically."""
+    """Converts an image file to an 8-bit PNG atomically, with its transparency and without applying its orientation."""
     with _opened(path, verified=True) as file:
         image = _load(file, path)
         pixels = _with_alpha(image, file) if image.has_transparency_data else _to_8_bit(image, file).convert("RGB")
@@ -138,17 +139,18 @@ def read_image(
     size: tuple[int, int] | None = None,
     keep_alpha: bool = False,
 ) -> Tensor:
-    """Reads an image as RGB, [H, W, 3] uint8. The EXIF orientation is ignored, as in COLMAP; see
-    :func:`rotate_by_exif`.
+    """Reads an image as RGB, [H, W, 3] uint8.
+
+    The EXIF orientation is ignored, as in COLMAP; see :func:`rotate_by_exif`.
 
     Args:
-        background: RGB in [0, 1] that transparent images are composited over. None ignores their alpha channel.
-        size: Width and height to downscale to (see :func:`downscale`); None for those of the file.
-        keep_alpha: Whether to return transparent images composited over black with their alpha as a fourth channel;
+        background: RGB in [0, 1] over which transparent images are composited. None ignores their alpha channel.
+        size: Width and height to downscale to (see :func:`downscale`); None keeps the size of the file.
+        keep_alpha: Whether to composite transparent images over black and return their alpha as a fourth channel;
             `background` is then unused.
 
     Raises:
-        FileError: The file is missing or is not an image, or its mode has no known range.
+        FileError: The file is missing or is not an image, or the range of its mode is unknown.
         MissingExtraError: Pillow is not installed.
     """
     with _opened(path, verified=True) as file:
@@ -174,7 +176,7 @@ def read_image(
 
 
 def read_mask(path: str | os.PathLike[str]) -> Tensor:
-    """Reads the brightness of an image, [H, W] uint8. Refuses values of 0 and 1."""
+    """Reads the brightness of an image, [H, W] uint8. Rejects images that contain only 0 and 1."""
     with _opened(path, verified=True) as file:
         image = _load(file, path)
 
@@ -189,7 +191,7 @@ def read_mask(path: str | os.PathLike[str]) -> Tensor:
 
 
 def rotate_by_exif(image: Tensor, orientation: int) -> Tensor:
-    """Rotates and mirrors an image [H, W, D] or [H, W] as its EXIF orientation says, so that it is upright."""
+    """Rotates and mirrors an image [H, W, D] or [H, W] by its EXIF orientation, so that it is upright."""
     if orientation in SWAPPED_ORIENTATIONS:
         image = image.transpose(0, 1)
     axes = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}.get(orientation, ())
@@ -197,10 +199,10 @@ def rotate_by_exif(image: Tensor, orientation: int) -> Tensor:
 
 
 def _orientation(image: Any) -> int:
-    """Returns the EXIF orientation of an opened image, 1 if it has none or it cannot be read."""
+    """Returns the EXIF orientation of an opened image; 1 if it is missing or unreadable."""
     from PIL import Image
 
-    # Pillow decodes the pixels of a PNG to find metadata behind them.
+    # Pillow decodes the pixels of a PNG to find metadata after them.
     is_read = image.format == "PNG" and not _has_metadata_behind_pixels(image.fp)
     try:
         orientation = (Image.Image.getexif(image) if is_read else image.getexif()).get(EXIF_ORIENTATION, 1)
@@ -211,7 +213,7 @@ def _orientation(image: Any) -> int:
 
 
 def _has_metadata_behind_pixels(file: BinaryIO) -> bool:
-    """Returns whether a PNG has chunks behind its pixels that may have an EXIF orientation, or is damaged."""
+    """Returns whether a PNG is damaged, or has chunks after its pixels that may contain an EXIF orientation."""
     position, pixels = file.tell(), False
     file.seek(len(PNG))
     try:
@@ -222,31 +224,31 @@ def _has_metadata_behind_pixels(file: BinaryIO) -> bool:
             if pixels and chunk in PNG_METADATA:
                 return True
             pixels |= chunk == b"IDAT"
-            file.seek(length + 4, io.SEEK_CUR)  # the checksum, too
+            file.seek(length + 4, io.SEEK_CUR)  # including the checksum
         return True
     finally:
         file.seek(position)
 
 
 def _load(image: Any, path: str | os.PathLike[str]) -> Any:
-    """Decodes an opened image, as stored, after checking that its values have a known range."""
+    """Decodes an opened image without applying its orientation, after checking that its values have a known range."""
     if image.mode == "F" or (image.mode == "I" and image.format not in SIXTEEN_BIT_FORMATS):
         values = "32-bit floats" if image.mode == "F" else "32-bit integers"
         raise FileError(
             f"{path}: expected an image of 8 or 16 bits per channel, found mode {image.mode} ({values}), whose range "
             "is unknown; convert it"
         )
-    # Pillow stores up to 4 bytes per pixel, and the image that is returned has as many.
+    # Pillow stores up to 4 bytes per pixel, and so does the returned image.
     width, height = image.size
     check_memory(f"{path}: an image of {width}×{height} pixels", 8 * width * height, "scale it down")
     orientation = _orientation(image)
     image.load()
     key = image.info.get("transparency")
     if isinstance(key, tuple) and max(key) > 255:
-        # The transparent color of a 16-bit RGB image, of which Pillow keeps the high bytes.
+        # Pillow keeps the high bytes of a 16-bit RGB image, but not of its transparent color.
         image.info["transparency"] = tuple(value >> 8 for value in key)
     if image.format == "TIFF" and orientation != 1:
-        # Pillow has rotated the image.
+        # Undo Pillow's rotation.
         from PIL import Image
 
         return image.transpose(Image.Transpose[INVERSE_TRANSPOSES[orientation]])
@@ -254,7 +256,7 @@ def _load(image: Any, path: str | os.PathLike[str]) -> Any:
 
 
 def _to_8_bit(strip: Any, image: Any) -> Any:
-    """Returns rows of a gray image of more than 8 bits as mode L, others as they are."""
+    """Converts rows of a gray image with more than 8 bits to mode L; returns others unchanged."""
     if strip.mode != "I" and not strip.mode.startswith("I;16"):
         return strip
     from PIL import Image
@@ -266,11 +268,11 @@ def _to_8_bit(strip: Any, image: Any) -> Any:
 
 
 def _with_alpha(strip: Any, image: Any) -> Any:
-    """Returns rows of an image as RGBA."""
+    """Converts rows of an image to RGBA."""
     gray = _to_8_bit(strip, image)
     if gray is strip:
         return strip.convert("RGBA")
-    # A transparent gray value of 16 bits.
+    # The image has a transparent 16-bit gray value.
     from PIL import Image
 
     alpha = np.where(np.asarray(strip) == image.info["transparency"], 0, 255).astype(np.uint8)
@@ -280,7 +282,7 @@ def _with_alpha(strip: Any, image: Any) -> Any:
 
 
 def _assemble(read_strip: ReadStrip, width: int, height: int, channels: int, size: tuple[int, int] | None) -> Tensor:
-    """Returns an image that is given in strips, [H, W, channels] uint8, downscaled to `size`."""
+    """Assembles an image [H, W, channels] uint8 from strips, downscaled to `size`."""
     if size is not None and size != (width, height):
         return _downscale_strips(read_strip, (width, height), channels, size)
     result = torch.empty(height, width, channels, dtype=torch.uint8, device="cpu")
@@ -293,7 +295,7 @@ def _assemble(read_strip: ReadStrip, width: int, height: int, channels: int, siz
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str], verified: bool = False) -> Iterator[Any]:
-    """Opens an image; if `verified`, after checking the checksums of a PNG, which Pillow ignores for its pixels."""
+    """Opens an image. If `verified`, first verifies the checksums of a PNG, which Pillow ignores for pixels."""
     require("PIL")
 
     try:
@@ -312,7 +314,7 @@ def _opened(path: str | os.PathLike[str], verified: bool = False) -> Iterator[An
 
 
 def open_image(file: BinaryIO) -> Any:
-    """Opens an image without a warning about many pixels: memory is checked before they are decoded."""
+    """Opens an image without Pillow's warning about many pixels; callers check memory before decoding."""
     from PIL import Image
 
     with _warnings_lock, warnings.catch_warnings():
@@ -321,7 +323,7 @@ def open_image(file: BinaryIO) -> Any:
 
 
 class BoundedFile(io.BufferedReader):
-    """A file from which at most as many bytes are read as it has, even if a damaged length in it asks for more."""
+    """A file that limits reads to its size, so that a damaged length in it cannot cause a huge allocation."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(open_file(path).detach())
@@ -333,14 +335,14 @@ class BoundedFile(io.BufferedReader):
 
 
 def _describe(error: Exception) -> str:
-    """Returns the reason without the path, which is already in the message."""
+    """Returns the reason of an error without the path, which the message already contains."""
     if type(error).__name__ == "UnidentifiedImageError":
         return "not in a format that Pillow knows; convert it to JPEG or PNG"
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 def write_png(path: str | os.PathLike[str], image: Tensor, xmp: str = "") -> None:
-    """Writes an image [H, W, 3], uint8 or floats in [0, 1], as a PNG file, atomically; with metadata `xmp`, if any."""
+    """Writes an image [H, W, 3], uint8 or floats in [0, 1], as a PNG file atomically, with optional XMP metadata."""
     content = encode_png(image, xmp)
     with atomic_write(path) as file:
         file.write(content)
@@ -360,7 +362,7 @@ def encode_png(image: Tensor, xmp: str = "") -> bytes:
 
 
 def write_jpeg(path: str | os.PathLike[str], image: Tensor, xmp: str = "") -> None:
-    """Writes an image as :func:`write_png` does, as a JPEG of high quality."""
+    """Writes an image as a JPEG of high quality; the arguments are those of :func:`write_png`."""
     require("PIL")
     from PIL import Image
 
@@ -387,7 +389,7 @@ def downscale(image: Tensor, width: int, height: int) -> Tensor:
 
 
 def _downscale_strips(read_strip: ReadStrip, old: tuple[int, int], channels: int, new: tuple[int, int]) -> Tensor:
-    """Downscales an image of `old` width and height that is given in strips of rows."""
+    """Downscales an image from `old` to `new` width and height, reading it in strips of rows."""
     vertical, horizontal = _coverage(old[1], new[1]), _coverage(old[0], new[0])
     result = torch.empty(new[1], new[0], channels, dtype=torch.uint8, device="cpu")
     step = max(1, STRIP_PIXELS * new[1] // (old[0] * old[1]))

@@ -1,4 +1,4 @@
-"""Joining models, and changing the degree of their spherical harmonics."""
+"""Merges models, and changes the degree of their spherical harmonics."""
 
 import dataclasses
 import warnings
@@ -13,17 +13,17 @@ from .gaussians import Gaussians, concatenate
 
 
 def merge_models(models: Sequence[Gaussians], *, warn: Warn = warnings.warn) -> Gaussians:
-    """Returns the Gaussians of several models as one, in the order of the models.
+    """Merges several models into one; the Gaussians keep the order of the models.
 
-    The spherical harmonics have the highest degree of the models; the coefficients that a model lacks are zero. Device,
-    dtypes, and whether the model is antialiased are those of the first.
+    The result has the highest SH degree of the models; missing coefficients are zero. Device, dtypes and the
+    antialiased flag are those of the first model.
 
     Args:
         models: At least one.
         warn: Called with a note if only some models were trained for antialiased rendering.
 
     Raises:
-        ArgumentError: There is no model, or some are of 2D and some of 3D Gaussians.
+        ArgumentError: There is no model, or some have 2D and some 3D Gaussians.
     """
     if not models:
         raise ArgumentError("models: expected at least one, found none")
@@ -39,7 +39,7 @@ def merge_models(models: Sequence[Gaussians], *, warn: Warn = warnings.warn) -> 
 
 
 def set_sh_degree(gaussians: Gaussians, degree: int) -> Gaussians:
-    """Returns a model whose spherical harmonics have a degree: without higher ones, or with zeros for missing ones.
+    """Changes the SH degree of a model: removes higher coefficients, and sets missing ones to zero.
 
     Args:
         degree: 0 to 4. 0 removes the view dependence.

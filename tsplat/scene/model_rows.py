@@ -1,8 +1,8 @@
 """Models as rows that are read range by range, so that they need not fit into memory.
 
-:class:`MemoryRows` are those of :class:`Gaussians`, :class:`~tsplat.scene.formats.ply.PlyRows` those of a PLY, and
-:class:`StoredRows` those of temporary files, one per parameter. The files have no names: whatever ends the process,
-nothing of them is left. Results do not depend on :data:`CHUNK`.
+A row is a Gaussian. :class:`MemoryRows` reads :class:`Gaussians`, :class:`~tsplat.scene.formats.ply.PlyRows` a PLY, and
+:class:`StoredRows` temporary files, one per parameter. The temporary files have no names, so that they disappear
+however the process ends. Results do not depend on :data:`CHUNK`.
 """
 
 import dataclasses
@@ -22,19 +22,19 @@ from .gaussians import PARAMETERS, Gaussians, concatenate
 from .morton import morton_codes
 
 CHUNK = 1 << 17
-"""Rows that are read at a time."""
+"""Number of rows that are read at a time."""
 
 SORTED_ROWS = 1 << 18
-"""Rows that are sorted at a time."""
+"""Number of rows that are sorted at a time."""
 
 MeanRounding = Callable[[NDArray[np.float32]], NDArray[Any]]
-"""Rounds means [N, 3] as a format stores them, by an increasing function along each axis. Files are sorted by the
-result, so that one that is written again keeps its order."""
+"""Rounds means [N, 3] as a format stores them; the function is monotonic along each axis. Files are sorted by rounded
+means, so that reading and writing a file again keeps its order."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelProperties:
-    """Properties that all Gaussians of a model share, named as the attributes of :class:`Gaussians`."""
+    """Properties of a whole model, named like the attributes of :class:`Gaussians`."""
 
     sh_degree: int
     antialiased: bool = False
@@ -42,13 +42,14 @@ class ModelProperties:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameter -> its shape in a row."""
+        """Parameter -> its shape per Gaussian."""
         n_coeffs = (self.sh_degree + 1) ** 2 - 1
         return dict(zip(PARAMETERS, [(3,), (3,), (4,), (), (1, 3), (n_coeffs, 3)], strict=True))
 
 
 class PassProgress:
-    """Reports the progress of passes over rows: calls `show` with "pass 3", the number of rows done, and of all."""
+    """Reports the progress of passes over rows: calls `show` with "pass 3", the number of finished rows, and the
+    total."""
 
     def __init__(self, show: Callable[[str, int, int], object]) -> None:
         self._show = show
@@ -64,12 +65,12 @@ class PassProgress:
 
 
 class Rows:
-    """A model whose Gaussians are read by ranges, in float32 on the CPU. A context manager, which closes its files.
+    """A model whose Gaussians are read by ranges, in float32 on the CPU; a context manager that closes its files.
 
     Attributes:
         count: Number of rows.
-        properties: Those that all Gaussians of the model share.
-        passes: Reports the progress of passes over these rows, and over those that are made of them; None for nothing.
+        properties: Properties of the whole model.
+        passes: Reports the progress of passes over these rows and rows derived from them; None for no reports.
     """
 
     def __init__(self, count: int, properties: ModelProperties, passes: PassProgress | None = None) -> None:
@@ -90,7 +91,7 @@ class Rows:
         """Closes the files."""
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
-        """Returns some parameters of a range of rows by name."""
+        """Returns the named parameters of a range of rows."""
         raise NotImplementedError
 
     def read(self, start: int, stop: int) -> Gaussians:
@@ -99,7 +100,7 @@ class Rows:
         return Gaussians(**tensors, antialiased=self.properties.antialiased, surfels=self.properties.surfels)
 
     def ranges(self, size: int | None = None) -> Iterator[tuple[int, int]]:
-        """Yields (start, stop) of the ranges that are read one after another, of `size` or :data:`CHUNK` rows."""
+        """Yields (start, stop) of consecutive ranges of `size` or :data:`CHUNK` rows."""
         size = size or CHUNK
         ranges = ((start, min(start + size, len(self))) for start in range(0, len(self), size))
         yield from ranges if self.passes is None else self.passes.track(ranges, len(self))
@@ -109,11 +110,12 @@ class Rows:
         return (self.read(start, stop) for start, stop in self.ranges())
 
     def map(self, function: Callable[[Gaussians], Gaussians]) -> "Rows":
-        """Returns the rows with a function applied to each range; it keeps their number, and what they are."""
+        """Returns the rows with a function applied to each range; it must not change their number or the properties."""
         return _MappedRows(self, function)
 
     def sample(self, n: int) -> Gaussians:
-        """Returns every k-th row, with the smallest k that gives at most `n`. k does not depend on :data:`CHUNK`."""
+        """Returns every k-th row, with the smallest k that gives at most `n` rows; k does not depend on
+        :data:`CHUNK`."""
         step = max(1, -(-self.count // n))
         if step == 1:
             return self.read(0, self.count)
@@ -123,10 +125,10 @@ class Rows:
         return concatenate(parts)
 
     def ordered(self, order: NDArray[np.int64], folder: str | os.PathLike[str]) -> "Rows":
-        """Returns the rows of the ids `order` [M], none twice, in temporary files in a folder.
+        """Returns the rows with the distinct ids `order` [M] in this order, in temporary files in a folder.
 
-        The rows are read once, in their order, and written to the part of the files in which they belong. Then each
-        part is sorted. Takes 8 bytes per row of memory.
+        The rows are read once sequentially, and written to the part of the files where they belong. Then each part is
+        sorted. This takes 8 bytes of memory per row.
         """
         ranks: NDArray[Any] = np.full(self.count, -1, np.int64 if self.count >= 1 << 31 else np.int32)
         ranks[order] = np.arange(len(order), dtype=ranks.dtype)
@@ -174,8 +176,8 @@ class StoredRows(Rows):
     """Rows in temporary files, to which more can be appended.
 
     Args:
-        folder: Folder of the temporary files. They are on its disk, but not visible in it.
-        count: Rows for which there are to be files already; others are appended.
+        folder: Folder of the temporary files. They use its disk, but are not visible in it.
+        count: Number of rows to allocate; more can be appended.
 
     Raises:
         FileError: The disk has too little free space for `count` rows.
@@ -214,7 +216,7 @@ class StoredRows(Rows):
         return tensors
 
     def write(self, start: int, tensors: dict[str, Tensor]) -> None:
-        """Writes rows, of which the first has the index `start`."""
+        """Writes rows beginning at index `start`."""
         for name, tensor in tensors.items():
             view = tensor.contiguous().numpy().reshape(-1).view(np.uint8).data
             self._files[name].seek(start * self._sizes[name])
@@ -249,12 +251,12 @@ class _MappedRows(Rows):
 
 
 def as_rows(model: Gaussians | Rows) -> Rows:
-    """Returns Gaussians as rows, and rows as they are."""
+    """Converts Gaussians to rows; returns rows unchanged."""
     return model if isinstance(model, Rows) else MemoryRows(model)
 
 
 def gather(parts: Iterable[Gaussians], like: Rows, folder: str | os.PathLike[str]) -> Rows:
-    """Returns Gaussians that come in parts as rows: in memory if `like` is, else in temporary files in a folder."""
+    """Collects parts of a model as rows: in memory if `like` is, otherwise in temporary files in a folder."""
     if isinstance(like, MemoryRows):
         return MemoryRows(concatenate([*parts] or [like.read(0, 0)]))
     stored: StoredRows | None = None
@@ -274,7 +276,7 @@ def codes_of(rows: Rows, round_means: MeanRounding, bounds: NDArray[np.float32])
     """Returns the Morton codes [N] of the rows.
 
     Args:
-        round_means: Rounds means as a writer does.
+        round_means: Rounds means as the format's writer does.
         bounds: Bounds of the means, [2, 3].
     """
     codes = np.empty(rows.count, np.int64)

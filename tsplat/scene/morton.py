@@ -27,7 +27,7 @@ def morton_order(points: Tensor) -> Tensor:
 def morton_codes(points: Tensor, bounds: Tensor | None = None) -> Tensor:
     """Returns codes [N] int64 of points [N, 3]: interleaved 21-bit coordinates in the bounding box, x lowest.
 
-    `bounds` [2, 3] is the box, that of the points for None.
+    `bounds` [2, 3] is the box; None stands for the bounding box of the points.
     """
     finite = points.isfinite().all(-1)
     known = points[finite].double() if bounds is None else bounds.double()
@@ -41,7 +41,7 @@ def morton_codes(points: Tensor, bounds: Tensor | None = None) -> Tensor:
 
 
 def _spread(cell: Tensor) -> Tensor:
-    """Inserts two zeros between any two of the 21 bits."""
+    """Inserts two zeros between adjacent bits of 21-bit integers."""
     for shift, mask in (
         (32, 0x1F00000000FFFF),
         (16, 0x1F0000FF0000FF),

@@ -1,4 +1,4 @@
-"""Quantization shared by the compressed formats: between parameters before activation and stored integers."""
+"""Quantization for the compressed formats: converts parameters before activation to stored integers and back."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,19 +17,19 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 OPACITY_MARGIN = 1e-6
-"""Opacities are clamped to [this, 1 - this], so that their logits are finite."""
+"""Opacities are clamped to [OPACITY_MARGIN, 1 - OPACITY_MARGIN], so that their logits are finite."""
 
 OPACITY_TOLERANCE = 1e-3
-"""Distance by which opacities of a file may be outside of [0, 1]."""
+"""Tolerance for opacities in files outside of [0, 1]."""
 
 LOG_SCALE_MAX = 20.0
-"""Log scales are written within plus or minus this, where a format has no infinity."""
+"""Log scales are clamped to plus or minus this value if a format cannot store infinity."""
 
 DECODED_NORM_TOLERANCE = 1e-5
-"""Largest deviation from 1 of the norm of a decoded rotation, by rounding to float32."""
+"""Largest deviation of the norm of a decoded quaternion from 1, due to rounding to float32."""
 
 OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
-"""Indices of a quaternion's other three components, by the index of the largest one."""
+"""Indices of the other three components of a quaternion, for each index of the largest one."""
 
 
 def sh0_from_colors(colors: NDArray[Any]) -> Floats:
@@ -46,7 +46,8 @@ def gaussians_from_arrays(
     shN: NDArray[Any],
     antialiased: bool = False,
 ) -> Gaussians:
-    """Returns float32 Gaussians of parameters before activation, but opacities [N] in [0, 1] for finite logits."""
+    """Returns float32 Gaussians from parameters before activation, except for opacities [N] in [0, 1], which are
+    clamped so that their logits are finite."""
     clamped = np.clip(opacities.astype(np.float64), OPACITY_MARGIN, 1 - OPACITY_MARGIN)
     arrays = (means, log_scales, quats, np.log(clamped / (1 - clamped)), sh0, shN)
     tensors = (torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in arrays)
@@ -66,15 +67,15 @@ def gaussians_from_activated(
     """Returns the Gaussians of a format that stores scales after exp, and opacities after the sigmoid.
 
     Args:
-        path: For messages.
+        path: Path of the file, for messages.
         means, scales, quats, opacities: [N, 3], [N, 3], [N, 4] wxyz, [N].
         sh: [N, K, 3] spherical harmonics coefficients of all degrees.
-        warn: Called with a note of Gaussians with negative scales, which are invalid, and with opacities outside of
-            [0, 1], which are clamped.
-        flat: Third log scale of all 2D Gaussians, by which they are recognized.
+        warn: Called with a note about negative scales, which make Gaussians invalid, and about opacities outside of [0,
+            1], which are clamped.
+        flat: Third log scale that marks 2D Gaussians.
 
     Raises:
-        FileError: Most scales or opacities are logarithms or logits.
+        FileError: Most scales look like logarithms, or most opacities like logits.
     """
     _check_activated(path, scales, opacities, warn)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -84,7 +85,7 @@ def gaussians_from_activated(
 
 
 def _check_activated(path: str, scales: NDArray[Any], opacities: NDArray[Any], warn: Warn) -> None:
-    """Checks scales and opacities as :func:`gaussians_from_activated` does."""
+    """Checks scales and opacities for :func:`gaussians_from_activated`."""
     n = len(scales)
     advice = "export the model again with a program that stores"
     n_negative = int((scales < 0).any(1).sum())
@@ -106,7 +107,7 @@ def _check_activated(path: str, scales: NDArray[Any], opacities: NDArray[Any], w
 
 
 def signed_log(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Returns sign(x) log(1 + |x|), in which positions of a wide range are rounded."""
+    """Returns sign(x) log(1 + |x|), the scale on which SOG quantizes positions."""
     logs: NDArray[np.float64] = np.copysign(np.log1p(np.abs(values, dtype=np.float64)), values)
     return logs
 
@@ -117,18 +118,18 @@ def signed_exp(logs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def interpolate(low: NDArray[Any] | float, high: NDArray[Any] | float, fractions: NDArray[Any]) -> NDArray[Any]:
-    """Interpolates between bounds, which are exact at fractions of 0 and 1."""
+    """Interpolates between bounds; fractions of 0 and 1 give them exactly."""
     return low * (1 - fractions) + high * fractions
 
 
 def fractions_of(low: NDArray[np.float64], high: NDArray[np.float64], values: NDArray[Any]) -> NDArray[np.float64]:
-    """Returns where values are between bounds, the inverse of :func:`interpolate`; 0 between equal bounds."""
+    """Returns the fractions of values between bounds, the inverse of :func:`interpolate`; 0 between equal bounds."""
     fractions: NDArray[np.float64] = (values - low) / np.where(high > low, high - low, 1)
     return fractions
 
 
 def quats_from_smallest_three(others: NDArray[Any], largest: NDArray[Any]) -> Floats:
-    """Reconstructs unit quaternions stored by their three smallest components; the largest one is positive.
+    """Reconstructs unit quaternions from their three smallest components; the largest one is positive.
 
     Args:
         others: [N, 3] the stored components, in the order of the quaternion.
@@ -151,7 +152,7 @@ def smallest_three_from_quats(
 
     Args:
         quats: [N, 4], any nonzero norm.
-        omitted: Index of the component to omit in place of the largest one.
+        omitted: Index of the component to omit instead of the largest one.
 
     Returns:
         The other components [N, 3] and the index of the omitted one [N].
@@ -168,15 +169,15 @@ def rotation_codes(
     encode: Callable[[NDArray[np.float64], NDArray[np.intp]], NDArray[Any]],
     decode: Callable[[NDArray[Any]], Floats],
 ) -> NDArray[Any]:
-    """Encodes rotations by their three smallest components, so that decoding and encoding returns the same codes.
+    """Encodes rotations by their three smallest components; encoding decoded rotations returns the same codes.
 
-    A rotation that a code represents exactly gets this code. Its largest component may be another one than that which
-    the code omits, because the others are rounded.
+    If a code represents a rotation exactly, the rotation gets this code, even if rounding has changed which component
+    is the largest.
 
     Args:
         quats: [N, 4], in the order of the format.
-        encode: Returns codes [N, ...] of what :func:`smallest_three_from_quats` returns.
-        decode: Returns the quaternions [N, 4] of codes.
+        encode: Converts the results of :func:`smallest_three_from_quats` to codes [N, ...].
+        decode: Converts codes to quaternions [N, 4].
     """
 
     def replace_exact(quats: NDArray[Any], codes: NDArray[Any]) -> NDArray[Any]:
@@ -194,14 +195,14 @@ def rotation_codes(
 
 
 def check_valid(gaussians: Gaussians) -> None:
-    """Raises `ArgumentError` if a Gaussian is invalid, as :func:`valid_bounds`."""
+    """Raises `ArgumentError` if a Gaussian is invalid."""
     valid_bounds(as_rows(gaussians))
 
 
 def valid_bounds(rows: Rows) -> Floats:
-    """Returns the bounds of the means, [2, 3], zeros without Gaussians.
+    """Returns the bounds of the means, [2, 3]; zeros if there are no Gaussians.
 
-    Raises `ArgumentError` if a Gaussian is invalid; the formats cannot represent NaN or invalid rotations.
+    Raises `ArgumentError` if a Gaussian is invalid, because the formats cannot represent NaN or zero quaternions.
     """
     n_invalid, low, high = 0, np.full(3, np.inf, np.float32), np.full(3, -np.inf, np.float32)
     for chunk in rows.chunks():
@@ -217,7 +218,7 @@ def valid_bounds(rows: Rows) -> Floats:
 
 
 def check_degree(gaussians: Gaussians | ModelProperties, name: str, degree_max: int = 3) -> None:
-    """Raises `UnsupportedError` if the format of a name has no spherical harmonics of the Gaussians' degree."""
+    """Raises `UnsupportedError` if the format called `name` does not support the Gaussians' SH degree."""
     if gaussians.sh_degree > degree_max:
         others = "" if name == "SPZ 4" else "; SPZ 4 (spz4) holds degree 4, or remove the highest degree"
         raise UnsupportedError(
@@ -226,7 +227,7 @@ def check_degree(gaussians: Gaussians | ModelProperties, name: str, degree_max: 
 
 
 class Rounding:
-    """Rounds values to integers, whose rows may come in several parts; see :func:`rounded`."""
+    """Rounds values to integers like :func:`rounded`, but takes the rows in several parts."""
 
     def __init__(self) -> None:
         self._turns: Any = 0
@@ -244,18 +245,19 @@ class Rounding:
         return nearest
 
     def levels(self, values: NDArray[Any]) -> Bytes:
-        """Rounds values to bytes; those outside of [0, 255] are clamped."""
+        """Rounds values to bytes; clamps them to [0, 255]."""
         return np.clip(self(values), 0, 255).astype(np.uint8)
 
 
 def rounded(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Rounds values [N, ...] to integers. Those midway between two integers are rounded up and down by turns.
+    """Rounds values [N, ...] to integers; values midway between two integers are rounded up and down alternately.
 
-    So they keep their mean. All channels, along the last axis, have the same turn: equal ones stay equal.
+    This keeps the mean of equal values. All channels of a row, along the last axis, are rounded in the same direction,
+    so that equal channels stay equal.
     """
     return Rounding()(values)
 
 
 def levels(values: NDArray[Any]) -> Bytes:
-    """Rounds values to bytes by :func:`rounded`; those outside of [0, 255] are clamped."""
+    """Rounds values to bytes with :func:`rounded`; clamps them to [0, 255]."""
     return Rounding().levels(values)

@@ -1,4 +1,4 @@
-"""Rendering of a model with cameras: functions of `rasterization` applied to :class:`Gaussians` and :class:`Camera`."""
+"""Renders views of a model: calls :func:`tsplat.rasterization` with :class:`Gaussians` and :class:`Camera`."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ def render_views(
     group: ProcessGroup | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Renders views of a model, without clamping.
+    """Renders views of a model without clamping colors.
 
-    Differentiable with respect to the raw parameters of the Gaussians and the tensors of the cameras. Rendering is
-    antialiased if `gaussians.antialiased` is set, and that of 2D Gaussians if `gaussians.surfels` is.
+    Differentiable with respect to the parameters of the Gaussians before activation, and the tensors of the cameras. If
+    `gaussians.antialiased` is set, rendering is antialiased; if `gaussians.surfels` is set, it calls
+    :func:`tsplat.rasterization_2dgs`.
 
     Args:
-        gaussians: On the device to render on.
+        gaussians: Model on the device to render on.
         cameras: C cameras of equal size and model, on any device.
         n_cameras: Number of cameras to render; all if None. With 0, a rank joins a collective call without a camera.
-        background: RGB in [0, 1], or a tensor [3] on the device, if `render_mode` has RGB; black without a tensor of
-            backgrounds if None.
-        sh_degree: Highest degree of spherical harmonics to use; all of the Gaussians' if None.
+        background: RGB in [0, 1], or a tensor [3] on the device, if `render_mode` contains RGB. None renders on black
+            without a tensor of backgrounds.
+        sh_degree: Highest SH degree to use; None for the degree of the Gaussians.
         group: Process group over which Gaussians and cameras are distributed; None for a single process.
         options: Other arguments of :func:`tsplat.rasterization`, or of :func:`tsplat.rasterization_2dgs`, such as
             `render_mode` and `backend`.
 
     Returns:
         Images [C, height, width, D] with the channels of the render mode, alphas [C, height, width, 1], and the `meta`
-        of :func:`tsplat.rasterization` with `packed=False`. The `meta` of 2D Gaussians has the other images as well, as
+        of :func:`tsplat.rasterization` with `packed=False`. With 2D Gaussians, `meta` also contains the images
         `render_normals`, `surf_normals`, `render_distort` and `render_median`.
 
     Raises:
-        ArgumentError: The cameras differ in size or model; or as :func:`tsplat.rasterization`.
-        UnsupportedError: 2D Gaussians, and cameras that are no pinhole cameras, or have distortion.
-        BackendError: As :func:`tsplat.rasterization`.
+        ArgumentError: The cameras differ in size or model, or an option is invalid.
+        UnsupportedError: The Gaussians are 2D and the cameras are not pinhole cameras without distortion.
+        BackendError: The backend is not available.
     """
     device = gaussians.means.device
     views = rasterization_arguments([camera.to(device) for camera in cameras], n_cameras, surfels=gaussians.surfels)
@@ -78,10 +79,10 @@ def render_views(
 
 
 def render(gaussians: Gaussians, camera: Camera, **options: Any) -> Tensor:
-    """Renders one view, in RGB [height, width, 3] unless told otherwise, without clamping.
+    """Renders one view without clamping, by default in RGB, [height, width, 3].
 
     Args:
-        options: Those of :func:`render_views`.
+        options: Other arguments of :func:`render_views`.
 
     Example::
 
@@ -97,6 +98,6 @@ def render(gaussians: Gaussians, camera: Camera, **options: Any) -> Tensor:
 
 
 def kind_of_call(camera: Camera) -> tuple[object, ...]:
-    """Returns what the cameras of one call share, also those of other ranks, such as the size of the image."""
+    """Returns the properties that all cameras of one call must share, on all ranks, such as the size of the image."""
     lens = (camera.model, camera.distortion is None, camera.viewmat_end is None, camera.readout)
     return camera.width, camera.height, camera.near, *lens

@@ -1,4 +1,4 @@
-"""Moving a model: centers, rotations, scales and spherical harmonics of its Gaussians."""
+"""Transforms a model: the centers, rotations, scales and spherical harmonics of its Gaussians."""
 
 import dataclasses
 import itertools
@@ -15,16 +15,17 @@ from ..precision import differentiable, fp64, identity, in_full_precision, produ
 from .gaussians import Gaussians
 
 SIMILARITY_TOLERANCE = 1e-3
-"""Largest deviation of a matrix from a rotation; files have few digits."""
+"""Tolerance for matrices to count as rotations, because files store few digits."""
 
 N_DIRECTIONS = 200
-"""Directions at which the rotated spherical harmonics are fitted; a degree has at most 9 coefficients."""
+"""Number of directions at which rotated spherical harmonics are fitted; a degree has at most 9 coefficients."""
 
 
 def upright(up: Sequence[float]) -> Tensor:
-    """Returns the rotation [4, 4] fp64 after which `up` [3] points to -y, as in models of structure-from-motion.
+    """Returns the rotation [4, 4] fp64 that maps the direction `up` [3] to -y, as in models of structure-from-motion.
 
-    If +y points up, this is half a turn about x; if z does, a quarter. Raises ArgumentError if `up` has no direction.
+    For +y, this is a rotation by 180 degrees about x, and for +z by 90 degrees. Raises ArgumentError if `up` is zero or
+    not finite.
     """
     length = math.hypot(*up)
     if not 0 < length < math.inf:
@@ -46,7 +47,7 @@ def rotation_to_y(direction: Sequence[float]) -> list[float]:
     """Returns the rotation that turns a direction [3] to +y, as a unit quaternion wxyz."""
     length = math.hypot(*direction)
     x, y, z = (float(value) / length for value in direction)
-    # The shortest rotation of the vector, or of what half a turn around x makes of it; 1 + |y| is never small.
+    # The shortest rotation; for y < 0, a rotation by 180 degrees about x goes first, so that 1 + |y| is never small.
     quat = (1 + y, -z, 0.0, x) if y >= 0 else (-z, 1 - y, x, 0.0)
     norm = math.hypot(*quat)
     return [value / norm for value in quat]
@@ -64,16 +65,16 @@ def rotate_gaussians(gaussians: Gaussians, quat: Sequence[float]) -> Gaussians:
 
 @in_full_precision
 def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
-    """Returns a model that is rotated, scaled, mirrored and translated, with its view-dependent colors.
+    """Returns a rotated, scaled, mirrored and translated model, including its view-dependent colors.
 
-    A camera that moves along sees the same image. Not differentiable with respect to `matrix`.
+    A camera that is moved in the same way sees the same image. Not differentiable with respect to `matrix`.
 
     Args:
-        matrix: [4, 4] or [3, 4], from the world frame before to that after: a rotation or reflection times a positive
-            factor, and a translation.
+        matrix: [4, 4] or [3, 4], from the old to the new world frame: a rotation or reflection times a positive factor,
+            and a translation.
 
     Raises:
-        ArgumentError: The matrix has another shape, is not finite, or shears or stretches.
+        ArgumentError: The matrix has another shape, is not finite, or is not such a transform.
 
     Example::
 
@@ -91,10 +92,10 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
     )
     _check_range(gaussians, moved, scale)
     if gaussians.surfels:
-        moved = moved.as_surfels()  # the third scale stays the constant that marks them
+        moved = moved.as_surfels()  # keeps the third scale constant
     if torch.equal(rotation, identity(3)):
         return moved
-    # A mirrored ellipsoid is a rotated one, as its center is a point of symmetry.
+    # An ellipsoid is symmetric about its center, so the mirrored ellipsoid is also a rotated one.
     unit = positive_quaternions(rotation * torch.linalg.det(rotation).sign())
     blocks = _sh_blocks(gaussians.sh_degree, rotation)
     ends = list(itertools.accumulate((len(block) for block in blocks), initial=0))
@@ -118,7 +119,7 @@ def _check_range(before: Gaussians, after: Gaussians, scale: float) -> None:
     if not new.means.isfinite().all():
         raise ArgumentError(f"matrix: coordinates exceed {range_.max:.3g}, the range of {new.means.dtype}; {fix}")
     sizes = [float((model.means.amax(0) - model.means.amin(0)).max()) for model in (old, new)]
-    # Below this, coordinates have fewer digits than usual, or are 0.
+    # Below this size, coordinates lose precision or become 0.
     least = range_.tiny / range_.eps
     if (sizes[0] > 0 and not sizes[1] > 0) or (sizes[1] < least <= sizes[0]):
         raise ArgumentError(
@@ -137,9 +138,10 @@ def _check_range(before: Gaussians, after: Gaussians, scale: float) -> None:
 
 
 def flip_axes(gaussians: Gaussians, signs: tuple[int, int, int]) -> Gaussians:
-    """Returns a model whose x, y and z are multiplied by signs, 1 or -1, without rounding: its own inverse."""
+    """Returns a model whose x, y and z are multiplied by signs, 1 or -1, without rounding; applying it twice is the
+    identity."""
     axes = torch.tensor(signs, dtype=torch.float32, device=gaussians.means.device)
-    # The axis of a rotation is a pseudovector: a reflection reverses it in addition.
+    # The axis of a rotation is a pseudovector: a reflection additionally negates it.
     turns = torch.cat([axes.new_ones(1), axes * axes.prod()])
     return dataclasses.replace(
         gaussians,
@@ -164,14 +166,15 @@ def sh_signs(degree: int, signs: tuple[int, int, int]) -> Tensor:
 
 
 def _rotate_band(block: Tensor, band: Tensor) -> Tensor:
-    """Multiplies the coefficients of a degree by a matrix. [i, j], [N, j, 3] -> [N, i, 3]"""
+    """Multiplies the SH coefficients of one degree by a matrix. [i, j], [N, j, 3] -> [N, i, 3]"""
     return torch.einsum("ij,njc->nic", block, band)
 
 
 def decompose_similarity(matrix: Tensor, name: str = "matrix") -> tuple[float, Tensor, Tensor]:
-    """Returns the factor, rotation or reflection [3, 3] and translation [3] of a matrix, fp64.
+    """Decomposes a similarity transform [4, 4] or [3, 4] into scale, rotation or reflection [3, 3] and translation [3],
+    fp64.
 
-    Raises ArgumentError, which names the argument, unless the matrix is such a similarity transform, [4, 4] or [3, 4].
+    Raises an ArgumentError that names the argument if the matrix is not a similarity transform.
     """
     expected = f"{name}: expected a rotation or reflection times a positive factor, and a translation, [4, 4] or [3, 4]"
     matrix = matrix.detach().double().cpu()
@@ -195,7 +198,7 @@ def similarity_scale(matrix: Tensor) -> float:
 
 
 def positive_quaternions(rotations: Tensor) -> Tensor:
-    """Returns unit quaternions wxyz [..., 4], with w of at least 0, of rotation matrices [..., 3, 3]."""
+    """Converts rotation matrices [..., 3, 3] to unit quaternions wxyz [..., 4] with w >= 0."""
     quats = formulas.quaternions(rotations)
     return quats * quats[..., :1].sign().where(quats[..., :1] != 0, 1)
 
@@ -210,7 +213,7 @@ def axis_rotations(degrees: Sequence[float]) -> Tensor:
 
 
 def is_rotation(matrix: Tensor) -> bool:
-    """Returns whether a matrix [3, 3] fp64 is a rotation, up to the digits of files."""
+    """Returns whether a matrix [3, 3] fp64 is a rotation within the tolerance for files."""
     skew = (matrix.T @ matrix - identity(3)).abs().max()
     return bool(skew <= SIMILARITY_TOLERANCE) and bool(torch.linalg.det(matrix) > 0)
 
@@ -221,7 +224,7 @@ def rotation_matrix(quat: Sequence[float]) -> Tensor:
 
 
 def _left_product(unit: Tensor) -> Tensor:
-    """Returns the [4, 4] matrix that multiplies quaternions wxyz by one from the left."""
+    """Returns the [4, 4] matrix of the product with a unit quaternion wxyz from the left."""
     w, x, y, z = unit.tolist()
     return unit.new_tensor([[w, -x, -y, -z], [x, w, -z, y], [y, z, w, -x], [z, -y, x, w]])
 
@@ -229,8 +232,8 @@ def _left_product(unit: Tensor) -> Tensor:
 def _sh_blocks(degree: int, matrix: Tensor) -> list[Tensor]:
     """Returns the matrices [2 l + 1, 2 l + 1] that rotate the coefficients of the degrees l above 0.
 
-    The rotated color in direction d is the color before in the direction that becomes d. A degree's functions span a
-    space that rotations keep, so that a fit by least squares is exact.
+    The rotated color in direction d is the original color in the direction that is rotated to d. The functions of one
+    degree span a space that is invariant under rotation, so a least-squares fit is exact.
     """
     if degree == 0:
         return []
@@ -238,7 +241,7 @@ def _sh_blocks(degree: int, matrix: Tensor) -> list[Tensor]:
     directions = torch.randn(N_DIRECTIONS, 3, generator=generator, dtype=torch.float64, device="cpu")
     n_bases = (degree + 1) ** 2
     each = torch.eye(n_bases, dtype=torch.float64, device="cpu").expand(N_DIRECTIONS, n_bases, n_bases)
-    # Coefficients of one function in each channel: the values of all functions. [N_DIRECTIONS, n_bases]
+    # With one basis function per channel, the colors are the values of all basis functions, [N_DIRECTIONS, n_bases].
     after, before = (spherical_harmonics(degree, d, each, backend="torch") for d in (directions, directions @ matrix))
     bands = [slice(band * band, (band + 1) ** 2) for band in range(1, degree + 1)]
     return [torch.linalg.lstsq(after[:, band], before[:, band]).solution for band in bands]

@@ -1,4 +1,4 @@
-"""Spherical harmonics of degree 0 and the colors that they show."""
+"""Converts colors to spherical harmonics of degree 0 and back."""
 
 from typing import Any, TypeVar
 
@@ -11,10 +11,10 @@ Values = TypeVar("Values", Tensor, NDArray[Any])
 
 
 def sh_of_colors(colors: Values) -> Values:
-    """Returns the coefficients of degree 0 that show colors."""
+    """Converts colors to coefficients of degree 0."""
     return (colors - 0.5) / SH_NORMS[0][0]
 
 
 def colors_of_sh(sh0: Values) -> Values:
-    """Returns the colors that coefficients of degree 0 show."""
+    """Converts coefficients of degree 0 to colors."""
     return 0.5 + SH_NORMS[0][0] * sh0

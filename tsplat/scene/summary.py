@@ -23,11 +23,13 @@ class Summary:
         count: Number of Gaussians.
         sh_degree: Degree of the spherical harmonics.
         antialiased: Whether the model is marked as antialiased.
-        surfels: Whether they are 2D Gaussians.
+        surfels: Whether the model has 2D Gaussians.
         n_invalid: Number of Gaussians with invalid values; the statistics below exclude them.
-        lowest, highest: [3] bounds of the means, world units. These and those below are None without valid Gaussians.
-        opacities: Opacities (after the sigmoid) at :data:`QUANTILES`.
-        scales: Scales of all axes, two of 2D Gaussians, (after exp) at :data:`QUANTILES`, world units.
+        lowest, highest: [3] bounds of the means, world units. These and the following attributes are None if no
+            Gaussian is valid.
+        opacities: Quantiles of opacities (after the sigmoid) at :data:`QUANTILES`.
+        scales: Quantiles of scales (after exp) at :data:`QUANTILES`, over all axes, or two axes for 2D Gaussians; world
+            units.
     """
 
     count: int
@@ -75,7 +77,7 @@ class Summary:
 
 
 def summarize(model: Gaussians | Rows) -> Summary:
-    """Computes the statistics of a model on any device, or of rows, which needs 16 bytes of memory for each of them."""
+    """Computes the statistics of a model on any device, or of rows, which takes 16 bytes of memory per row."""
     rows = as_rows(model)
     n_scales = 2 if rows.properties.surfels else 3
     opacities, scales = np.empty(len(rows), np.float32), np.empty((len(rows), n_scales), np.float32)
@@ -103,7 +105,7 @@ def summarize(model: Gaussians | Rows) -> Summary:
 
 
 def _quantiles(values: NDArray[np.float32]) -> Numbers:
-    """Returns the nearest values to the quantiles, without interpolating infinities. Reorders the values."""
+    """Returns the values nearest to the quantiles, without interpolating infinities. Reorders the values in place."""
     ranks = np.around((len(values) - 1) * np.array(QUANTILES)).astype(np.intp)
     values.partition(np.unique(ranks))
     return [float(number) for number in values[ranks]]

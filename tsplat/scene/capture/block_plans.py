@@ -1,9 +1,9 @@
-"""Plans of blocks: a capture that is too large for one run, divided into blocks that are trained one by one.
+"""Block plans: divide a capture that is too large for one run into blocks that are trained one by one.
 
-The ground plane is divided into boxes of about equal numbers of points, the outermost of which have no outer border. A
-run of a block trains on the views that show enough of its box, and keeps what lies in it. As in VastGaussian (Lin et
-al., 2024), the box is expanded by a margin for training, and all that its views show around it is trained along, from
-fewer points, so that no Gaussians inside imitate what is outside.
+The ground plane is divided into boxes with about equal numbers of points; the outermost boxes are unbounded on the
+outside. The run of a block trains on the views that show enough of its box, and keeps the Gaussians in the box. As in
+VastGaussian (Lin et al., 2024), training expands the box by a margin, and also trains the surroundings that its views
+show, with fewer points, so that Gaussians inside do not imitate the outside.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ from .views import Capture
 FORMAT, VERSION, PLAN = "tsplat blocks", 1, "plan.json"
 
 POINTS_MAX = 200_000
-"""Number of points by which borders, and views of blocks, are found."""
+"""Number of points from which borders and the views of blocks are computed."""
 
 CELLS = 16
-"""Cells along the width of an image. Each shows what its nearest point belongs to."""
+"""Number of cells along the width of an image. Each cell counts for the blocks of its nearest point."""
 
 EXTENT = 0.01
-"""Share of the points beyond either end of an axis that do not count for the sizes of outer blocks."""
+"""Share of the points at either end of an axis that are ignored when the sizes of outer blocks are computed."""
 
 IDENTITY = tuple(tuple(float(i == j) for j in range(4)) for i in range(4))
 
@@ -50,7 +50,7 @@ class Block:
     Attributes:
         low, high: Corners in the coordinates of :meth:`BlockPlan.ground`; `low` belongs to the box, `high` does not.
             They are infinite where the block has no border.
-        views: Names of the views that show it, held-out ones as well.
+        views: Names of the views that show the block, including held-out views.
         n_points: Number of points in the box.
     """
 
@@ -62,15 +62,15 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class BlockPlan:
-    """A partition of a capture into blocks; every point of the ground plane lies in exactly one.
+    """A partition of a capture into blocks; every point of the ground plane lies in exactly one block.
 
     Attributes:
         scene: The folder that the capture was read from.
-        axes: Three orthonormal vectors in the frame of the plan: two on the ground, and up.
-        extent: The corners of most points on the ground.
-        margin: By how much of its size a box is expanded on each side for training.
+        axes: Three orthonormal vectors in the frame of the plan: two in the ground plane, and up.
+        extent: Corners of the bounding box of most points, on the ground.
+        margin: Fraction of a box's size by which it is expanded on each side for training.
         blocks: The blocks, column by column.
-        world: The similarity transform from the frame of the files to that of the plan and of its models, as rows of a
+        world: Similarity transform from the frame of the files to the frame of the plan and its models, as rows of a
             4×4 matrix: the identity, unless the files are too far from their origin for single precision.
     """
 
@@ -82,17 +82,18 @@ class BlockPlan:
     world: tuple[tuple[float, ...], ...] = IDENTITY
 
     def ground(self, points: Tensor) -> Tensor:
-        """Returns the coordinates on the ground of points [P, 3], in the frame of the plan. [P, 2] fp64"""
+        """Projects points [P, 3] in the frame of the plan to coordinates on the ground, [P, 2] fp64."""
         return points.double() @ points.new_tensor(self.axes[:2], dtype=torch.float64).T
 
     def contains(self, block: int, points: Tensor, *, expanded: bool = False) -> Tensor:
-        """Returns whether a block, with its margin if `expanded`, contains points [P, 3] in the frame of the plan."""
+        """Returns a mask [P] of the points [P, 3] in the frame of the plan that lie in a block, or if `expanded` in its
+        margin."""
         low, high = (fp64(corner) for corner in self.box(block, expanded=expanded))
         coordinates = self.ground(points)
         return ((coordinates >= low.to(coordinates)) & (coordinates < high.to(coordinates))).all(-1)
 
     def box(self, block: int, *, expanded: bool = False, bounded: bool = False) -> tuple[Corner, Corner]:
-        """Returns the corners of a block, with its margin if `expanded`; within the extent if `bounded`."""
+        """Returns the corners of a block; with its margin if `expanded`; clipped to the extent if `bounded`."""
         low, high = self.blocks[block].low, self.blocks[block].high
         ends = [(max(a, c), min(b, d)) for a, b, c, d in zip(low, high, *self.extent, strict=True)]
         margins = [self.margin * max(end - start, 0.0) if expanded else 0.0 for start, end in ends]
@@ -101,7 +102,7 @@ class BlockPlan:
         return (low[0] - margins[0], low[1] - margins[1]), (high[0] + margins[0], high[1] + margins[1])
 
     def check_block(self, block: int) -> int:
-        """Returns the index of a block; raises ArgumentError if there is none with it."""
+        """Returns a valid index of a block; raises ArgumentError for others."""
         if not 0 <= block < len(self.blocks):
             raise ArgumentError(f"block: expected 0 to {len(self.blocks) - 1}, the blocks of the plan, found {block}")
         return block
@@ -116,17 +117,18 @@ def plan_blocks(
     min_share: float = 0.03,
     scene: str | os.PathLike[str] = "",
 ) -> BlockPlan:
-    """Divides a capture into blocks of about equal numbers of points, on the plane along which points are spread most.
+    """Divides a capture into blocks with about equal numbers of points, on the plane in which the points are spread
+    most.
 
-    A view is assigned to each block that covers a share of what it shows, and to the one that covers most. The image is
-    divided into cells, and each counts for the blocks in whose expanded box its nearest point lies. Distortion is
-    ignored.
+    A view is assigned to each block that covers at least `min_share` of its image, and to the block that covers most of
+    it. To measure this, the image is divided into cells; each cell counts for the blocks whose expanded box contains
+    its nearest point. Distortion is ignored.
 
     Args:
-        capture: In the frame of the files, not normalized.
+        capture: Capture in the frame of the files, not normalized.
         blocks: Number of blocks, or numbers of columns and rows.
-        margin: By how much of its size a box is expanded on each side for training.
-        min_share: Share from which a view is assigned to a block, above 0.
+        margin: Fraction of a box's size by which it is expanded on each side for training.
+        min_share: Share of its image that a block must cover for a view to be assigned to it, above 0.
         scene: Folder that the capture was read from.
 
     Raises:
@@ -169,7 +171,7 @@ def plan_blocks(
 
 
 def _assign(plan: BlockPlan, capture: Capture, points: Tensor, min_share: float) -> tuple[Block, ...]:
-    """Returns the blocks of a plan with the views that show them, and their numbers of points."""
+    """Returns the blocks of a plan with their views and numbers of points filled in."""
     indices = range(len(plan.blocks))
     members = torch.stack([plan.contains(k, points, expanded=True) for k in indices])
     views = (*capture.train, *capture.test)
@@ -186,8 +188,8 @@ def _assign(plan: BlockPlan, capture: Capture, points: Tensor, min_share: float)
 
 
 def _ground_axes(points: Tensor, cameras: Sequence[Camera]) -> Tensor:
-    """Returns the plane along which points [P, 3] are spread most, as two rows, and up; the farthest tenth does not
-    count."""
+    """Returns two axes of the plane in which points [P, 3] are spread most, and up, as rows; ignores the farthest tenth
+    of the points."""
     distances = (points - points.median(0).values).norm(dim=-1)
     near = points[distances <= distances.sort().values[int(0.9 * (len(points) - 1))]]
     centered = near - near.mean(0)
@@ -200,7 +202,8 @@ def _ground_axes(points: Tensor, cameras: Sequence[Camera]) -> Tensor:
 
 
 def _cut(values: Tensor, shares: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Returns the lower and upper borders of intervals with shares of values [P]; the outermost are infinite."""
+    """Divides values [P] into intervals with the given shares; returns their lower and upper borders, the outermost
+    infinite."""
     ordered, total, borders = values.sort().values, sum(shares), []
     for i in range(1, len(shares)):
         rank = min(max(1, len(ordered) * sum(shares[:i]) // total), len(ordered) - 1)
@@ -212,7 +215,8 @@ def _shares(camera: Camera, points: Tensor, members: Tensor) -> Tensor:
     """Returns the share of the cells of an image whose nearest point belongs to each block. [B]
 
     Args:
-        points, members: [P, 3] fp64, world frame, and [B, P] bool, to which blocks they belong.
+        points: [P, 3] fp64, world frame.
+        members: [B, P] bool, whether a block contains a point.
     """
     rows = max(1, round(CELLS * camera.height / camera.width))
     *pixels, depths, inside = project_points(camera, points)
@@ -228,18 +232,19 @@ def _shares(camera: Camera, points: Tensor, members: Tensor) -> Tensor:
 
 
 def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0) -> Capture:
-    """Returns the views and points that a block is trained on.
+    """Returns a capture with the views and points that a block is trained on.
 
-    These are all points in its expanded box, and at most as many of those that its training views show around it, drawn
-    at random.
+    The points are all points in the expanded box of the block, and points outside of it that its training views show,
+    drawn at random, at most as many as inside.
 
     Args:
         capture: The capture of the plan, in the frame of the files or in a local one.
+        plan: The plan.
         block: Index of the block.
-        seed: Random seed of the points around it.
+        seed: Random seed for the points outside.
 
     Raises:
-        ArgumentError: There is no such block, or no view of it is one to train on.
+        ArgumentError: There is no such block, or all its views are held out.
         FileError: The capture lacks a view of the plan, or its models would be in another frame.
     """
     names = set(plan.blocks[plan.check_block(block)].views)
@@ -287,7 +292,7 @@ def write_plan(folder: str | os.PathLike[str], plan: BlockPlan) -> None:
 
 
 def digest(plan: BlockPlan) -> str:
-    """Returns a hash of all that the blocks of a plan depend on; not of the place of the scene, which may move."""
+    """Returns a hash of a plan, without the path of the scene, which may change."""
     values = {name: value for name, value in _to_json(plan).items() if name != "scene"}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -304,7 +309,7 @@ def read_plan(folder: str | os.PathLike[str]) -> BlockPlan:
     """Reads the ``plan.json`` of a folder.
 
     Raises:
-        FileError: There is none, it is damaged, or another version wrote it.
+        FileError: The file is missing or damaged, or another version wrote it.
     """
     path = Path(folder) / PLAN
     try:
@@ -333,6 +338,6 @@ def read_plan(folder: str | os.PathLike[str]) -> BlockPlan:
 
 
 def _corner(values: Sequence[float | None], missing: float = math.nan) -> Corner:
-    """Returns two numbers of a file; None becomes `missing`."""
+    """Returns the two numbers of a corner in a file; None becomes `missing`."""
     first, second = (missing if value is None else float(value) for value in values)
     return first, second

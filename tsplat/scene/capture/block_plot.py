@@ -1,4 +1,4 @@
-"""An image of a plan of blocks, seen from above."""
+"""Draws a block plan from above."""
 
 import os
 from typing import Any
@@ -14,12 +14,12 @@ from .views import Capture
 POINTS_MAX = 30_000
 
 REACH = 0.04
-"""Length of the drawn viewing directions as a part of the extent."""
+"""Length of the drawn viewing directions as a fraction of the extent."""
 
 
 def draw_plan(path: str | os.PathLike[str], plan: BlockPlan, capture: Capture) -> None:
-    """Writes a PNG: points in their colors, cameras with their directions, borders of blocks, and in each its index,
-    and its numbers of points and views. Borders of the box that block 0 is trained on are dashed."""
+    """Writes a PNG of a plan: points in their colors, cameras with their viewing directions, and blocks with their
+    index, number of points and number of views. Dashed lines show the expanded box of block 0."""
     require("matplotlib")
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle

@@ -1,4 +1,4 @@
-"""Lenses of survey software: Brown's, with a polynomial of four radial coefficients."""
+"""Brown's lens model of survey software, with four radial coefficients."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from ...errors import UnsupportedError
 from .lenses import Lens, colmap_lens
 
 NEGLIGIBLE, FITTED = 0.05, 0.25
-"""Pixels by which a coefficient that is ignored, and a fitted polynomial, may move a point of the image."""
+"""Maximum error in pixels when a small coefficient is ignored, and when a polynomial is fitted."""
 
 SAMPLES = 256
-"""Radii at which a lens is fitted."""
+"""Number of radii at which a lens is fitted."""
 
 
 def brown_lens(size: tuple[int, int], K: Sequence[float], k: Sequence[float], p: Sequence[float], where: str) -> Lens:
@@ -23,10 +23,10 @@ def brown_lens(size: tuple[int, int], K: Sequence[float], k: Sequence[float], p:
         K: fx, fy, cx and cy in pixels.
         k: k1 to k4 of the polynomial 1 + k1 r² + k2 r⁴ + k3 r⁶ + k4 r⁸.
         p: OpenCV's p1 and p2.
-        where: For messages.
+        where: Description of the camera for messages.
 
     Raises:
-        UnsupportedError: No lens that is implemented is within a quarter of a pixel of the polynomial.
+        UnsupportedError: No implemented lens approximates the polynomial within a quarter of a pixel.
     """
     fx, fy, cx, cy = K
     radius = corner_radius(size, K)
@@ -43,16 +43,16 @@ def corner_radius(size: tuple[int, int], K: Sequence[float]) -> float:
 
 
 def _fit_radial(k: Sequence[float], radius: float, f: float, where: str) -> list[float]:
-    """Returns OpenCV's k1 to k6 of a polynomial of four coefficients, up to a radius.
+    """Fits OpenCV's k1 to k6 to a polynomial with four coefficients, up to a radius.
 
-    Raises UnsupportedError if none fits.
+    Raises UnsupportedError if the fit is not accurate enough.
     """
     s = np.linspace(0, radius**2, SAMPLES)
     factors = 1 + s * (k[0] + s * (k[1] + s * (k[2] + s * k[3])))
     scaled = s / radius**2
     powers = np.stack([scaled, scaled**2, scaled**3], 1)
     best, smallest_error = np.zeros(6), math.inf
-    for n in range(4):  # coefficients of the denominator, which may have zeros where there are more of them
+    for n in range(4):  # number of coefficients of the denominator; with more, it is more likely to have zeros
         columns = np.concatenate([powers, -factors[:, None] * powers[:, :n]], 1)
         coefficients = np.zeros(6)
         coefficients[: 3 + n] = np.linalg.lstsq(columns, factors - 1, rcond=None)[0]

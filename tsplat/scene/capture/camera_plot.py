@@ -1,4 +1,4 @@
-"""A plot of the cameras and sparse points of a COLMAP model, from above and from the side."""
+"""Plots the cameras and sparse points of a COLMAP model, from above and from the side."""
 
 from pathlib import Path
 
@@ -14,15 +14,15 @@ Array = npt.NDArray[np.float64]
 
 POINTS_MAX = 20_000
 FRUSTUM_DEPTH = 0.06
-"""Depth of the drawn cameras as a part of the extent of their centers and most points."""
+"""Depth of the drawn cameras as a fraction of the extent of the camera centers and most points."""
 
 
 def draw_cameras(path: Path, model: ColmapModel, n_photographs: int) -> None:
-    """Writes a PNG of the cameras and points of a model, of a number of photographs.
+    """Writes a PNG of the cameras and points of a model.
 
-    Up is the mean up direction of the photographs; the axis to the right is that along which cameras are spread most.
-    Colors of cameras follow the order of names, from dark to light. A hundredth of the points beyond either border of
-    each axis may not be shown.
+    Up is the mean up direction of the photographs; cameras are spread most along the axis to the right. Camera colors
+    follow the order of names, from dark to light. Up to a hundredth of the points may lie beyond each border of the
+    plot.
     """
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
@@ -65,13 +65,13 @@ def view_axes(poses: Array) -> Array:
     """
     up = -poses[:, :, 1].mean(0)
     norm = np.linalg.norm(up)
-    # Photographs that are turned against each other have no common direction.
+    # Photographs in opposite orientations have no mean up direction.
     up = up / norm if norm > 1e-3 else np.array([0.0, -1.0, 0.0])
     level = poses[:, :, 3] - poses[:, :, 3].mean(0)
     level = level - np.outer(level @ up, up)
     right = np.linalg.svd(level)[2][0]
     right = right - (right @ up) * up
-    if np.linalg.norm(right) < 1e-6:  # cameras on one vertical line
+    if np.linalg.norm(right) < 1e-6:  # all cameras are on one vertical line
         right = np.linalg.svd(up[None])[2][1]
     right = right / np.linalg.norm(right)
     axes: Array = np.stack([right, np.cross(up, right), up])
@@ -87,7 +87,7 @@ def _pose(image: ColmapImage) -> Array:
 def _corners(camera: ColmapCamera) -> Array:
     """Returns the points at depth 1 of the image corners, [4, 3] in the camera frame; distortion is ignored.
 
-    Panoramas, which have no such corners, get those of a square.
+    Panoramas have no such corners and get those of a square.
     """
     if camera.model == PANORAMA:
         return np.array([[-0.5, -0.5, 1], [0.5, -0.5, 1], [0.5, 0.5, 1], [-0.5, 0.5, 1]])

@@ -1,4 +1,4 @@
-"""Reading a capture from a folder, whatever its format."""
+"""Reads a capture from a folder in any supported format."""
 
 import os
 from collections.abc import Callable
@@ -32,19 +32,18 @@ def read_capture(
     frame: Frame = "model",
     keep_far: bool = False,
 ) -> Capture:
-    """Reads a capture of COLMAP (:func:`read_colmap`), nerfstudio (:func:`read_transforms`), Metashape, RealityScan,
-    Polycam or Record3D.
+    """Reads a capture of COLMAP (:func:`read_colmap`), nerfstudio (:func:`read_transforms`), Metashape, RealityCapture,
+    RealityScan, Polycam or Record3D.
 
     Args:
-        folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP's ``sparse/0/`` and ``sparse/``
-            are preferred), with the cameras that Metashape exported as XML, or with those that RealityCapture or
-            RealityScan exported as CSV; or the path of one of these files. Or raw data of Polycam, with ``keyframes/``,
-            or an EXR + JPG sequence of Record3D.
+        folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP's ``sparse/0/`` and ``sparse/`` are
+            preferred), with cameras exported by Metashape as XML, or with cameras exported by RealityCapture or
+            RealityScan as CSV; or the path of one of these files. Or a folder with raw data of Polycam
+            (``keyframes/``), or an EXR + JPG sequence of Record3D.
         downscale, test_every, background, strict, on_progress, cameras, max_size, frame, keep_far: See
             :func:`read_colmap` and :func:`read_transforms`.
-        normalize: Whether to normalize the capture as :func:`normalize_capture` does; ``frame="normalized"`` is the
-            same.
-        seed: Random seed of the initial points that are drawn if the scene has none.
+        normalize: Whether to normalize the capture with :func:`normalize_capture`; the same as ``frame="normalized"``.
+        seed: Random seed of the initial points, which are drawn at random if the scene has none.
 
     Raises:
         FileError: The folder has none of these formats; or see the two functions.
@@ -81,7 +80,8 @@ def is_capture(folder: str | os.PathLike[str]) -> bool:
 
 
 def _find_colmap(folder: Path) -> Path | None:
-    """Returns a folder if it has a COLMAP model: in any place, or in the usual ones beside ``transforms.json``."""
+    """Returns the folder if it contains a COLMAP model; if it also has a ``transforms.json``, only in the usual
+    places."""
     model = find_model(folder)
     preferred = model in (folder / "sparse" / "0", folder / "sparse")
     others = (model is not None or (folder / "sparse").is_dir()) and not has_transforms(folder)
@@ -89,7 +89,7 @@ def _find_colmap(folder: Path) -> Path | None:
 
 
 def _find_transforms(path: Path) -> Path | None:
-    """Returns a path if it is a file, or a folder with files, that :func:`read_transforms` can read."""
+    """Returns the path if it is a file, or a folder with files, that :func:`read_transforms` can read."""
     return path if _is_json(path) or has_transforms(path) else None
 
 
@@ -105,4 +105,5 @@ READERS: tuple[tuple[Callable[[Path], Path | None], Callable[[Path, ReadOptions]
     (find_polycam, read_polycam),
     (find_record3d, read_record3d),
 )
-"""Functions that find the cameras of each format in a folder, in order of preference, and those that read them."""
+"""For each format, in order of preference, a function that finds cameras in a folder, and a function that reads
+them."""

@@ -1,4 +1,4 @@
-"""COLMAP scenes: ``images/`` and a model, usually in ``sparse/0/`` or ``sparse/``."""
+"""Reads COLMAP scenes: ``images/`` and a model, usually in ``sparse/0/`` or ``sparse/``."""
 
 import dataclasses
 import math
@@ -43,10 +43,10 @@ FISHEYE_MODELS = {
 """COLMAP's camera model -> indices of fx, fy, cx, cy, k1, k2, k3, k4 in its parameters; missing ones are zero."""
 
 MODELS = PINHOLE_MODELS | FISHEYE_MODELS
-"""Models of OpenCV; :data:`COLMAP_MODELS` are others."""
+"""Camera models with an equivalent in OpenCV; :data:`COLMAP_MODELS` are the others."""
 
 PANORAMA: Final = "EQUIRECTANGULAR"
-"""COLMAP's model of panoramas, whose parameters are a width and a height."""
+"""COLMAP's camera model of panorama images; its parameters are width and height."""
 
 DOWNSCALED_FOLDERS = (2, 4, 8)
 """Values of `downscale` for which ``images_<downscale>/`` is used if it exists."""
@@ -67,44 +67,48 @@ def read_colmap(
     frame: Frame = "model",
     keep_far: bool = False,
 ) -> Capture:
-    """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
+    """Reads the registered images of a COLMAP scene with their cameras and sparse points, in COLMAP's world frame.
 
-    Distorted images are undistorted to pinhole images of the same size, those of fisheye cameras to equidistant fisheye
-    images, up to 90 degrees from the optical axis, and so are others of COLMAP's models of which a pinhole image would
-    show less than three quarters. Panoramas (EQUIRECTANGULAR) stay as they are. If the model has fewer than two points,
-    initial points come from ``points3D.ply``, ``.las``, ``.laz`` or ``.e57`` beside it or in the scene, or else are
-    drawn at random in a box around the cameras and what they look at, with a note. The mask of ``images/a.jpg`` is
-    ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Images without valid pixels are
-    skipped with a note. Each view has the sparse points that COLMAP observed in it. Like COLMAP, this ignores the EXIF
-    orientation of images, unless only the rotated image has the size of its camera; see :func:`read_views`.
+    Distorted images are undistorted to pinhole images of the same size. Fisheye images become equidistant fisheye
+    images, up to 90 degrees from the optical axis, and so do images of other COLMAP models if a pinhole image would
+    show less than three quarters of them. Panoramas (EQUIRECTANGULAR) are not changed.
+
+    If the model has fewer than two points, initial points are read from ``points3D.ply``, ``.las``, ``.laz`` or
+    ``.e57`` beside the model or in the scene; otherwise they are drawn at random in a box around the cameras and their
+    targets, with a note.
+
+    The mask of ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional.
+    Images without valid pixels are skipped with a note. Each view has the sparse points that COLMAP observed in it.
+    Like COLMAP, this ignores the EXIF orientation of images, unless only the rotated image has the size of its camera;
+    see :func:`read_views`.
 
     Args:
         folder: The scene, with ``images/`` and a binary or text model in ``sparse/0/`` or ``sparse/``. Other numbers,
             ``colmap/sparse/0/``, ``colmap/sparse/`` and the scene itself are tried next. A note names models that are
             not read. Images may also be in the scene itself, or beside the files of the model.
-        downscale: Factor to downscale images by, with area averaging. K is scaled per axis by the ratio of the sizes in
-            pixels, which also applies to images that are smaller than their camera. For 2, 4 and 8, images of
-            ``images_2/``, ``images_4/`` or ``images_8/`` are used as they are if that folder exists; they have the
-            names of ``images/``, with any suffix.
-        test_every: The first of every so many images, sorted by name, is held out; 0 for none.
-        background: RGB in [0, 1] behind the scene and behind transparent images. None is black, and pixels with an
-            alpha of less than one half are masked out.
-        strict: Whether to raise if any image is missing. Otherwise missing ones are skipped and counted in
+        downscale: Factor by which images are downscaled, with area averaging. K is scaled per axis by the ratio of the
+            sizes in pixels, also for images that are smaller than their camera. For 2, 4 and 8, images in
+            ``images_2/``, ``images_4/`` or ``images_8/`` are used without resampling if that folder exists; they have
+            the names of ``images/``, with any suffix.
+        test_every: Hold out every N-th image, sorted by name, starting with the first; 0 for none.
+        background: RGB in [0, 1] behind the scene and behind transparent images. With None, the background is black,
+            and pixels with an alpha below one half are masked out.
+        strict: Whether to raise an error if any image is missing. Otherwise, missing images are skipped and counted in
             ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
-        cameras: ``"native"`` to keep images as they were taken, with distorted cameras, instead of undistorting them,
-            if the rasterizer has their lens. A note says what becomes of those with lenses that are not OpenCV's.
-        max_size: Longer side in pixels to which larger images are downscaled, if `downscale` is 1; 0 for no limit. A
-            note in ``Capture.notes`` says how many are.
+        cameras: ``"native"`` to keep the original images with distorted cameras instead of undistorting them, if the
+            rasterizer supports their lens. A note says how images with lenses that are not OpenCV's are treated.
+        max_size: If `downscale` is 1, images whose longer side exceeds this number of pixels are downscaled to it, with
+            a note in ``Capture.notes``; 0 for no limit.
         n_random: Number of points to draw if the scene has none.
         seed: Random seed of these points.
-        frame: ``"model"`` for COLMAP's world frame; if it is too far from its origin for single precision, it is moved
-            in double precision, which ``Capture.world`` and a note give. ``"local"`` for the frame in which a run
-            trains; ``"normalized"`` for that of :func:`normalize_capture`; or the ``Capture.frame`` of an earlier
-            reading.
-        keep_far: Whether to keep photographs whose cameras are far from the others and show nothing of the points, or
-            a spot, as do poses that are wrong. Otherwise they are left out, before views are held out, and named in
-            ``Capture.left_out`` and a note.
+        frame: ``"model"`` for COLMAP's world frame; if the scene is too far from its origin for single precision, it is
+            moved in double precision, which ``Capture.world`` and a note describe. ``"local"`` for the frame in which a
+            run trains; ``"normalized"`` for the frame of :func:`normalize_capture`; or the ``Capture.frame`` of an
+            earlier call.
+        keep_far: Whether to keep photographs whose cameras are far from the others and show the points nowhere or only
+            in a spot, which is typical of wrong poses. Otherwise, they are left out before views are held out, and
+            listed in ``Capture.left_out`` and a note.
 
     Raises:
         FileError: A file or folder is missing, damaged or cannot be read, fewer than two images are left, or no
@@ -119,7 +123,7 @@ def read_colmap(
 
 
 def read_posed_colmap(folder: Path, options: ReadOptions) -> Capture:
-    """Reads a scene as :func:`read_colmap` does."""
+    """Implements :func:`read_colmap`."""
     check_possible(folder)
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder; expected a COLMAP scene with images/ and sparse/0/ or sparse/")
@@ -130,7 +134,7 @@ def read_posed_colmap(folder: Path, options: ReadOptions) -> Capture:
         raise ArgumentError(f"{folder}: expected at least two images with a pose, found {len(images)}")
     lenses = {i: _lens(model, i) for i in sorted({image.camera_id for image in images})}
     image_folder = _find_images(folder, model_folder, [image.name for image in images])
-    # Beside a scene with images of its own is another scene.
+    # If the images are in the scene folder itself, the folders beside it belong to other scenes.
     downscaled = downscaled_folder(image_folder, options.downscale) if image_folder.name == "images" else None
     paths = [find_by_stem(downscaled, image.name) if downscaled else image_folder / image.name for image in images]
     for image, path in zip(images, paths):
@@ -177,8 +181,8 @@ def read_posed_colmap(folder: Path, options: ReadOptions) -> Capture:
 def find_model(folder: Path) -> Path | None:
     """Returns the folder of a scene's COLMAP model, or None if it has none.
 
-    That is ``sparse/0/`` or ``sparse/`` or, if neither has files of a model, the first one of ``sparse/1/`` and so on,
-    ``colmap/sparse/0/``, ``colmap/sparse/``, or the scene itself, beside ``images/`` or with cameras and images.
+    It is ``sparse/0/`` or ``sparse/``; if neither contains a model, the first of ``sparse/1/`` and so on,
+    ``colmap/sparse/0/``, ``colmap/sparse/``, or the scene itself, if it has ``images/`` or cameras and images.
     """
     sparse, nested = folder / "sparse", folder / "colmap" / "sparse"
     candidates = [sparse / "0", sparse, *_numbered(sparse), nested / "0", nested]
@@ -188,7 +192,7 @@ def find_model(folder: Path) -> Path | None:
 
 
 def _find_images(folder: Path, model_folder: Path, names: Sequence[str]) -> Path:
-    """Returns the folder that the names of images are relative to: ``images/``, the scene, or that of the model."""
+    """Returns the folder that image names are relative to: ``images/``, the scene, or the folder of the model."""
     candidates = [path for path in (folder / "images", folder, model_folder) if path.is_dir()]
     for path in candidates:
         if any(os.path.isfile(path / name) for name in names):
@@ -208,7 +212,7 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def _note_others(path: Path, model: ColmapModel) -> list[str]:
-    """Returns a note on the models beside the one in `path`."""
+    """Returns a note about other models beside the one in `path`."""
     others = [other for other in _numbered(path.parent if path.name.isdecimal() else path) if other != path]
     if not others:
         return []
@@ -229,7 +233,7 @@ def downscaled_folder(folder: Path, downscale: int) -> Path | None:
 
 
 def find_by_stem(folder: Path, name: str) -> Path:
-    """Returns the image of that name in a folder, or the one that differs only in its suffix."""
+    """Returns the image with a name in a folder, or the one whose name differs only in its suffix."""
     path = folder / name
     if os.path.isfile(path):
         return path
@@ -238,13 +242,13 @@ def find_by_stem(folder: Path, name: str) -> Path:
 
 
 def _lens(model: ColmapModel, camera_id: int) -> Lens:
-    """Returns the intrinsics of a camera after checking that a real one can have them."""
+    """Returns the intrinsics of a camera after checking that they are plausible."""
     camera, where = model.cameras[camera_id], f"{model.cameras_file}: camera {camera_id}"
     name = camera.model
     if not all(math.isfinite(value) for value in camera.params):
         raise FileError(f"{where}: expected finite parameters, found {camera.params}")
     if name == PANORAMA:
-        # Its parameters are the size of a full panorama.
+        # The parameters are the size of a full panorama.
         lens = dataclasses.replace(panorama(*camera.params), width=camera.width, height=camera.height)
     elif name in COLMAP_MODELS:
         lens = colmap_lens(name, camera.width, camera.height, camera.params)
@@ -259,7 +263,7 @@ def _lens(model: ColmapModel, camera_id: int) -> Lens:
 def _observed_points(
     model: ColmapModel, images: Sequence[ColmapImage]
 ) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
-    """Returns the points [O, 3] that each image observes and their ids [O], and a note if the model lacks some."""
+    """Returns the points [O, 3] that each image observes and their ids [O], and a note if points are missing."""
     if not len(model.points):
         none = torch.empty(0, 3, dtype=torch.float64, device="cpu"), torch.empty(0, dtype=torch.int64, device="cpu")
         return [none for _ in images], []
@@ -277,6 +281,6 @@ def _observed_points(
 
 
 def find_mask(folder: Path, name: str) -> Path | None:
-    """Returns the mask of an image: its name with the suffix .png, replaced or appended."""
+    """Returns the mask of an image, whose name is that of the image with .png as a replaced or appended suffix."""
     path = folder / name
     return next(filter(os.path.isfile, (path.with_suffix(".png"), path.with_name(f"{path.name}.png"))), None)

@@ -1,11 +1,12 @@
-"""COLMAP's camera models that are not OpenCV's: where they show a direction, and which direction a pixel shows.
+"""COLMAP's camera models beyond OpenCV's: project directions to pixels, and invert the projection.
 
-The models are those of COLMAP's documentation (https://colmap.github.io/cameras.html), which refers to
-``src/colmap/sensor/models.h`` for the parameters and equations: FULL_OPENCV is OpenCV's rational model, FOV that of
-Devernay and Faugeras (2001), DIVISION that of Fitzgibbon (2001), EUCM that of Khomutenko et al. (2016),
-THIN_PRISM_FISHEYE that of Weng et al. (1992) of angles, and RAD_TAN_THIN_PRISM_FISHEYE that of Project Aria.
+COLMAP's documentation (https://colmap.github.io/cameras.html) refers to ``src/colmap/sensor/models.h`` for parameters
+and equations: FULL_OPENCV is OpenCV's rational model; FOV, that of Devernay and Faugeras (2001); DIVISION, that of
+Fitzgibbon (2001); EUCM, that of Khomutenko et al. (2016); THIN_PRISM_FISHEYE, that of Weng et al. (1992) applied to
+angles; and RAD_TAN_THIN_PRISM_FISHEYE, that of Project Aria.
 
-Angles [P, 2] are the angle theta from the optical axis times the direction around it: theta x/r and theta y/r.
+Angles [P, 2] are theta x/r and theta y/r, with the angle theta from the optical axis and the distance r = sqrt(x² + y²)
+from it.
 """
 
 import functools
@@ -23,14 +24,15 @@ ColmapLens = tuple[str, tuple[float, ...]]
 """COLMAP's name of a model, and its parameters with fx, fy, cx and cy first."""
 
 DIRECTIONS, STEPS = 64, 1024
-"""Samples of directions around the optical axis, and of angles from it, that find where a lens turns back."""
+"""Number of sampled directions around the optical axis, and of angles from it, to find where a lens stops being
+monotonic."""
 
 NEWTON_STEPS = 12
 DIFFERENCE = 1e-6
-"""Step of the differences, in radians, that estimate derivatives."""
+"""Step in radians of the finite differences that estimate derivatives."""
 
 INVERSE_PIXELS = 0.5
-"""Maximum distance in pixels between a pixel and the projection of its direction."""
+"""Maximum distance in pixels between a pixel and the projection of its inverse."""
 
 
 def directions_of(angles: Array) -> Array:
@@ -50,7 +52,7 @@ def project(lens: ColmapLens, directions: Array) -> Array:
 
 
 def invert(lens: ColmapLens, pixels: Array) -> tuple[Array, Array]:
-    """Returns the angles [P, 2], up to 90 degrees, that a lens shows at pixels [P, 2], and which are found, [P] bool.
+    """Returns the angles [P, 2], up to 90 degrees, that a lens shows at pixels [P, 2], and whether each was found [P].
 
     Newton's method starts from a table of the mean distance from the principal point at each angle.
     """
@@ -79,9 +81,9 @@ def invert(lens: ColmapLens, pixels: Array) -> tuple[Array, Array]:
 
 
 def reach(lens: ColmapLens, largest: float) -> tuple[float, float]:
-    """Returns the angle up to which a lens is monotonic in every direction, at most `largest`, in radians.
+    """Returns the angle in radians up to which a lens is monotonic in every direction, at most `largest`.
 
-    Also returns the largest distance there from the principal point, in focal lengths.
+    Also returns the largest distance from the principal point at this angle, in focal lengths.
     """
     thetas, distances = _monotonic(lens, largest)
     return float(thetas[-1]), float(distances[-1].max())
@@ -89,21 +91,23 @@ def reach(lens: ColmapLens, largest: float) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=32)
 def _monotonic(lens: ColmapLens, largest: float) -> tuple[Array, Array]:
-    """Returns the angles [S] up to :func:`reach`, and the distances there, in focal lengths [S, directions]."""
+    """Returns angles [S] up to :func:`reach`, and their distances from the principal point in focal lengths [S,
+    directions]."""
     fx, fy, cx, cy = lens[1][:4]
     around = np.linspace(0, 2 * np.pi, DIRECTIONS, endpoint=False)
     thetas = np.linspace(0, largest, STEPS + 1)
     angles = thetas[:, None, None] * np.stack([np.cos(around), np.sin(around)], -1)
     offsets = (project(lens, directions_of(angles.reshape(-1, 2))) - (cx, cy)) / (fx, fy)
     distances = np.hypot(offsets[:, 0], offsets[:, 1]).reshape(len(thetas), -1)
-    rises = (np.diff(distances, axis=0) > 0).all(1)  # NaN does not
+    rises = (np.diff(distances, axis=0) > 0).all(1)  # False for NaN
     last = int(rises.argmin()) if not rises.all() else STEPS
     last = max(last, 1)
     return thetas[: last + 1], distances[: last + 1]
 
 
 def radial_profile(lens: ColmapLens, thetas: Array) -> Array | None:
-    """Returns distances from the principal point at angles, in focal lengths, both [S]; None if directions differ."""
+    """Returns the distances from the principal point at angles, both [S], in focal lengths; None if they depend on the
+    direction."""
     name, (fx, _, cx, _, *k) = lens
     others = {"FULL_OPENCV": k[2:4], "THIN_PRISM_FISHEYE": [*k[2:4], *k[6:]], "RAD_TAN_THIN_PRISM_FISHEYE": k[6:]}
     if any(others.get(name, ())):
@@ -120,7 +124,7 @@ def rational_factor(square: Ratio, k: Sequence[float]) -> Ratio:
 
 
 def tangential(a: Ratio, b: Ratio, p1: float, p2: float) -> tuple[Ratio, Ratio]:
-    """Returns by how much OpenCV's tangential distortion moves points (a, b) at depth 1, along both axes."""
+    """Returns the offset of OpenCV's tangential distortion for points (a, b) at depth 1, along both axes."""
     square, product = a * a + b * b, a * b
     return 2 * p1 * product + p2 * (square + 2 * a * a), 2 * p2 * product + p1 * (square + 2 * b * b)
 
@@ -187,4 +191,4 @@ _DISTORTIONS: dict[str, Callable[..., tuple[Array, Array]]] = {
     "THIN_PRISM_FISHEYE": _thin_prism_fisheye,
     "RAD_TAN_THIN_PRISM_FISHEYE": _rad_tan_thin_prism_fisheye,
 }
-"""By the name of a model: positions, in focal lengths from the principal point, of directions x, y, z."""
+"""Model -> function that maps directions x, y, z to positions relative to the principal point, in focal lengths."""
