@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from tests.support.captures import sample_views
+from tests.support.captures import sample_views, write_image
 from tests.support.damaged_texts import damaged_texts
 from tests.support.metashape_files import (
     camera_xml,
@@ -17,7 +17,7 @@ from tests.support.metashape_files import (
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.scene import FileError, read_capture
 from tsplat.scene.capture.captures import is_capture
-from tsplat.scene.capture.lenses import panorama
+from tsplat.scene.capture.lenses import _distortion_of, panorama
 from tsplat.scene.capture.metashape import _read_lens
 from tsplat.scene.capture.xml_tree import DEPTH_MAX, read_xml
 
@@ -117,20 +117,17 @@ def test_lenses_project_as_the_manual_says(tmp_path, seed):
     generator = random.Random(seed)
     calibration = {name: value * generator.uniform(0.5, 1) for name, value in DRONE.items()} if seed else DRONE
     calibration = {**calibration, "f": DRONE["f"]} | ({"k3": 0.0, "k4": 0.0} if seed == 3 else {})
+    calibration |= {"b2": generator.uniform(-30, 30)} if seed else {}
     (tmp_path / "a.xml").write_text(sensor_xml(0, 5280, 3956, calibration))
     notes = []
     lens = _read_lens(read_xml(tmp_path / "a.xml"), "a.xml", notes)
     assert not notes
+    assert bool(lens.skew) == bool(seed)  # that of the drone moves points by less than 0.05 pixels
     grid = torch.rand(500, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5
     points = torch.cat([grid * torch.tensor([1.4, 1.0]), torch.ones(500, 1, dtype=torch.float64)], 1)
     expected = project(points, calibration, 5280, 3956)
     inside = (expected > 0).all(1) & (expected[:, 0] < 5280) & (expected[:, 1] < 3956)
-    import pycolmap
-
-    fx, fy, cx, cy, (k1, k2, p1, p2) = lens.fx, lens.fy, lens.cx, lens.cy, lens.distortion
-    model, params = lens.colmap or ("OPENCV", (fx, fy, cx, cy, k1, k2, p1, p2))
-    camera = pycolmap.Camera(model=model, width=5280, height=3956, params=params)
-    found = torch.from_numpy(camera.img_from_cam(points[inside].numpy()))
+    found = torch.from_numpy(_distortion_of(lens).sources(points[inside, :2].numpy())[0])
     assert inside.sum() > 300
     assert float((found - expected[inside]).norm(dim=1).max()) < 0.1
 
@@ -139,7 +136,8 @@ def test_lenses_project_as_the_manual_says(tmp_path, seed):
     ("calibration", "kind", "message"),
     [
         (dict(f=40.0), "cylindrical", "type: expected frame, fisheye or spherical, found 'cylindrical'"),
-        (dict(f=40.0, b2=9.0), "frame", "b2 moves points by up to .* pixels and is not implemented"),
+        (dict(f=40.0), "equisolid_fisheye", "type: expected frame, fisheye or spherical, found 'equisolid_fisheye'"),
+        (dict(f=40.0, b2=9.0), "frame", "skew: expected at most 0.1 of the focal length, 40, found 9"),
         (dict(f=40.0, p1=0.1), "fisheye", "p1 and p2 moves points"),
         (dict(f=0.0), "frame", "focal lengths: expected"),
         (dict(f=40.0, k4=1e9), "frame", "k4 has no equivalent|distortion: expected"),
@@ -161,12 +159,37 @@ def test_spherical_sensors_need_no_calibration(tmp_path):
         _read_lens(read_xml(tmp_path / "a.xml"), "a.xml", [])
 
 
-def test_small_skews_are_noted_and_fisheye_lenses_read(tmp_path):
-    (tmp_path / "a.xml").write_text(sensor_xml(0, 40, 30, dict(f=30.0, b2=0.5, k1=0.1, k2=0.01), "fisheye"))
+@pytest.mark.parametrize("kind", ["fisheye", "equidistant_fisheye"])
+def test_fisheye_lenses_are_read(tmp_path, kind):
+    (tmp_path / "a.xml").write_text(sensor_xml(0, 40, 30, dict(f=30.0, b2=0.5, k1=0.1, k2=0.01, p1=3e-3), kind))
     notes = []
     lens = _read_lens(read_xml(tmp_path / "a.xml"), "a.xml", notes)
-    assert (lens.model, lens.distortion) == ("fisheye", (0.1, 0.01, 0.0, 0.0))
-    assert notes == ["a.xml: b2 is ignored, which moves points by up to 0.25 pixels"]
+    assert (lens.model, lens.distortion, lens.skew) == ("fisheye", (0.1, 0.01, 0.0, 0.0), 0.5)
+    assert notes == ["a.xml: p1 and p2 is ignored, which moves points by up to 0.19 pixels"]
+
+
+@pytest.mark.parametrize("cameras", ["undistorted", "native"])
+def test_photographs_of_lenses_with_skew_are_sheared_back(views, tmp_path, cameras):
+    """A gradient along x, whose rows are shifted by the skew."""
+    pytest.importorskip("pycolmap")
+    folder = write_metashape(tmp_path / "scene", views)
+    K, (width, height) = views[0].camera.K, (views[0].width, views[0].height)
+    edited(folder, ("<cx>", "<b2>4.0</b2><cx>"))
+    x, y = torch.arange(width) + 0.5, torch.arange(height)[:, None] + 0.5
+    shift = 4.0 / K[1, 1] * (y - K[1, 2])
+    for view in views:
+        gradient = (100 + 3 * (x - shift)).round().byte()
+        write_image(folder / "images" / view.name, gradient[..., None].expand(-1, -1, 3).contiguous())
+    capture = read_capture(folder, test_every=0, cameras=cameras)
+    note = "with the lens OPENCV and a skew (first"
+    assert any(note in text for text in capture.notes) == (cameras == "native")
+    view = capture.train[0]
+    found = view.camera.K
+    expected = 100 + 3 * ((x - found[0, 2]) / found[0, 0] * K[0, 0] + K[0, 2])
+    error = (view.image[..., 0].float() - expected).abs()[:, 1:-1]  # borders are between pixels
+    shown = error.new_ones(error.shape, dtype=torch.bool) if view.mask is None else view.mask[:, 1:-1]
+    assert view.camera.distortion is None and shown.float().mean() > 0.95
+    assert error[shown].max() <= 1.0 and 3 * shift.abs().max() > 4
 
 
 @pytest.mark.parametrize(

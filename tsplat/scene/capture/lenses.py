@@ -50,6 +50,9 @@ ANGLE_TOLERANCE = 1e-3
 COEFFICIENT_MIN = 1e-30
 """Coefficients of the distortion with a smaller magnitude are zero."""
 
+SKEW_MAX = 0.1
+"""Maximum of the skew, relative to the focal length."""
+
 DISTORTION_MAX = 100.0
 """Maximum of a term of the distortion at the image's corner, relative to 1."""
 
@@ -100,6 +103,8 @@ class Lens:
         distortion: OpenCV's k1, k2, p1, p2, and of its rational model k3 to k6 as well; of fisheye cameras k1 to k4.
         model: ``"pinhole"``, ``"fisheye"`` or ``"equirectangular"``, the model without distortion.
         colmap: COLMAP's name and parameters of a lens of :data:`COLMAP_MODELS`; `distortion` is then zero.
+        skew: Pixels by which a distorted point is moved along x for each focal length that it is below the principal
+            point. Photographs of such lenses are always resampled.
     """
 
     width: int
@@ -111,14 +116,16 @@ class Lens:
     distortion: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     model: CameraModel = "pinhole"
     colmap: colmap_lenses.ColmapLens | None = None
+    skew: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.distortion) != 4 and not (len(self.distortion) == 8 and self.model == "pinhole"):
             raise ArgumentError(
                 f"distortion: expected 4 coefficients, or 8 of a pinhole lens, found {len(self.distortion)}"
             )
-        if not all(math.isfinite(value) for value in self.distortion):
-            raise ArgumentError(f"distortion: expected finite values, found {self.distortion}; check the camera")
+        if not all(math.isfinite(value) for value in (*self.distortion, self.skew)):
+            found = f"{self.distortion}{f' and a skew of {self.skew}' if self.skew else ''}"
+            raise ArgumentError(f"distortion: expected finite values, found {found}; check the camera")
 
     @property
     def problem(self) -> str | None:
@@ -137,6 +144,8 @@ class Lens:
                 return f"principal point: expected {name} in or near the image, 0 to {side}, found {center:g}"
         if self.model == "equirectangular":
             return self._problem_of_panorama()
+        if not abs(self.skew) <= SKEW_MAX * self.fx:
+            return f"skew: expected at most {SKEW_MAX:g} of the focal length, {self.fx:g}, found {self.skew:g}"
         radius = math.hypot(self.width / self.fx, self.height / self.fy) / 2
         if self.model == "fisheye":
             radius = min(radius, math.pi / 2)
@@ -178,7 +187,7 @@ class Lens:
 
     @property
     def is_pinhole(self) -> bool:
-        return self.model == "pinhole" and not any(self.distortion) and self.colmap is None
+        return self.model == "pinhole" and not any(self.distortion) and self.colmap is None and not self.skew
 
     @property
     def is_undistorted(self) -> bool:
@@ -188,7 +197,7 @@ class Lens:
     @property
     def undistorted(self) -> "Lens":
         """The lens without distortion."""
-        return dataclasses.replace(self, distortion=(0.0, 0.0, 0.0, 0.0), colmap=None)
+        return dataclasses.replace(self, distortion=(0.0, 0.0, 0.0, 0.0), colmap=None, skew=0.0)
 
     def distorted(self, points: Tensor) -> Tensor:
         """Projects points [P, 2] at depth 1 through the lens with a focal length of 1. [P, 2]"""
@@ -318,10 +327,12 @@ def undistorted_intrinsics(lens: Lens, width: int, height: int) -> Tensor:
     return _distortion_of(lens).undistorted.intrinsics(width, height)
 
 
-def _distortion_of(lens: Lens) -> "_ColmapDistortion | _FisheyeDistortion | _RadialDistortion":
+def _distortion_of(lens: Lens) -> "_ColmapDistortion | _FisheyeDistortion | _RadialDistortion | _SkewedDistortion":
     values = [lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion]
     if not all(math.isfinite(value) for value in values) or min(lens.fx, lens.fy) <= 0:
         raise ArgumentError(f"K: expected positive focal lengths and finite values, found {lens}")
+    if lens.skew:
+        return _SkewedDistortion(lens)
     if len(lens.distortion) == 8:
         lens = dataclasses.replace(lens.undistorted, colmap=("FULL_OPENCV", tuple(values)))
     if lens.colmap is not None:
@@ -342,6 +353,20 @@ class _RadialDistortion:
         monotonic."""
         near = (points**2).sum(-1) < self._max_squared_radius
         return self._camera.img_from_cam(np.concatenate([points, np.ones((len(points), 1))], -1)), near
+
+
+class _SkewedDistortion:
+    """A distortion whose pixels are sheared along x."""
+
+    def __init__(self, lens: Lens) -> None:
+        self._lens, self._distortion = lens, _distortion_of(dataclasses.replace(lens, skew=0.0))
+        self.undistorted: Lens = self._distortion.undistorted
+
+    def sources(self, points: Array) -> tuple[Array, Array]:
+        """Returns pixels [P, 2] of undistorted points [P, 2], and whether they are where distortion is monotonic."""
+        pixels, near = self._distortion.sources(points)
+        shift = self._lens.skew / self._lens.fy * (pixels[:, 1] - self._lens.cy)
+        return np.stack([pixels[:, 0] + shift, pixels[:, 1]], -1), near
 
 
 class _FisheyeDistortion:
@@ -540,9 +565,11 @@ def native_lens(lens: Lens) -> tuple[Lens, float] | None:
     """Returns the rasterizer's equivalent of a lens of :data:`COLMAP_MODELS`, and their largest distance in pixels.
 
     FULL_OPENCV is exact; a lens that is the same in all directions may have a fisheye polynomial within
-    :data:`FIT_PIXELS`. None if there is no such lens, or if one of FULL_OPENCV would show less than
-    :data:`PINHOLE_SHARE_MIN`.
+    :data:`FIT_PIXELS`. None if there is no such lens, as for one with skew, or if one of FULL_OPENCV would show less
+    than :data:`PINHOLE_SHARE_MIN`.
     """
+    if lens.skew:
+        return None
     if lens.colmap is None:
         return lens, 0.0
     name, (fx, fy, cx, cy, *k) = lens.colmap

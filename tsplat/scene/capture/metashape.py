@@ -6,6 +6,7 @@ in pixels, cx and cy from the center of the image, p1 and p2 in the other order 
 coefficient.
 """
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -166,7 +167,7 @@ def _read_pose(camera: Element, world: Tensor, where: str) -> tuple[Tensor, Tens
 
 def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
     """Returns the lens of a sensor: of its adjusted calibration, or the initial one. Adds to `notes`."""
-    sensor_type = sensor.attributes.get("type", "frame")
+    sensor_type = sensor.attributes.get("type", "frame").removeprefix("equidistant_")  # as 2.3 names fisheye lenses
     if sensor_type not in ("frame", "fisheye", "spherical"):
         raise UnsupportedError(
             f"{where}: type: expected frame, fisheye or spherical, found {sensor_type[:40]!r}; export undistorted "
@@ -194,9 +195,9 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
     Lens(width, height, fx, f, cx, cy, model=model).checked(where)
     radius = corner_radius((width, height), (fx, f, cx, cy))
     skew = calibration.get("b2", calibration.get("skew", 0.0))
-    ignored = {"b2": abs(skew) * max(cy, height - cy) / f}
-    if model == "fisheye":
-        ignored |= {"p1 and p2": 3 * max(abs(p1), abs(p2)) * radius**2 * f}
+    if abs(skew) * max(cy, height - cy) < NEGLIGIBLE * f:
+        skew = 0.0
+    ignored = {"p1 and p2": 3 * max(abs(p1), abs(p2)) * radius**2 * f} if model == "fisheye" else {}
     tangential = max(abs(p1), abs(p2)) * 3 * radius**2 * f
     higher = abs(calibration.get("p3", 0.0)) * radius**2 + abs(calibration.get("p4", 0.0)) * radius**4
     ignored["p3 and p4"] = tangential * higher
@@ -212,7 +213,7 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
         lens = Lens(width, height, fx, f, cx, cy, (k[0], k[1], k[2], k[3]), model)
     else:
         lens = brown_lens((width, height), (fx, f, cx, cy), k, (p1, p2), where)
-    return lens.checked(where)
+    return dataclasses.replace(lens, skew=skew).checked(where)
 
 
 def _read_size(resolution: Element) -> tuple[int, int]:

@@ -412,7 +412,7 @@ def _project_visible(
 
 def _is_resampled(lens: Lens, cameras: CameraKind) -> bool:
     """Returns whether photographs of a lens are resampled before they are trained on."""
-    return not lens.is_undistorted and (cameras == "undistorted" or lens.colmap is not None)
+    return not lens.is_undistorted and (cameras == "undistorted" or lens.colmap is not None or lens.skew != 0)
 
 
 def _native(lens: Lens) -> Lens:
@@ -436,13 +436,17 @@ def camera_warnings(photographs: Sequence[Photograph], where: Path) -> list[str]
 
 
 def note_lenses(photographs: Sequence[Photograph], where: Path, cameras: CameraKind) -> list[str]:
-    """Returns notes on the photographs of a file, `where`, whose lenses are not OpenCV's: which images they become."""
+    """Returns notes on the photographs of a file, `where`, whose lenses are not OpenCV's: which images they become.
+
+    So with native cameras are those whose lenses have a skew, and are resampled.
+    """
     groups: dict[tuple[str, str], list[Photograph]] = {}
     for photograph in photographs:
         lens = photograph.lens
-        if lens.colmap is not None:
+        if lens.colmap is not None or (lens.skew and cameras == "native"):
             native = native_lens(lens) if cameras == "native" else None
-            groups.setdefault((lens.colmap[0], lens.model if native is None else "native"), []).append(photograph)
+            name = f"{lens.colmap[0] if lens.colmap else 'OPENCV'}{' and a skew' if lens.skew else ''}"
+            groups.setdefault((name, lens.model if native is None else "native"), []).append(photograph)
     return [f"{where}: {_describe_group(name, result, group)}" for (name, result), group in groups.items()]
 
 
