@@ -526,18 +526,18 @@ def test_freed_memory_is_refused():
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ({"capacity": "auto"}, "capacity: must be a number or None in a graphed call, found 'auto'"),
+        ({"capacity": "auto"}, "capacity: expected a number or None in a graphed call, found 'auto'"),
         ({"distributed": True}, "distributed: must be False"),
         ({"sparse_grad": True}, "sparse_grad: must be False"),
         ({"validate": "error"}, "validate: must be 'cull' or 'off'"),
         ({"backend": "torch"}, "backend: must be 'auto' or 'triton'"),
         (
             {"ftheta_coeffs": [1.0]},
-            "ftheta_coeffs: must be a number, a string, a tensor or None in a graphed call, found a list",
+            "ftheta_coeffs: expected a number, a string, a tensor or None in a graphed call, found a list",
         ),
         (
             {"ftheta_coeffs": object()},
-            "ftheta_coeffs: must be a number, a string, a tensor or None in a graphed call, found a obj",
+            "ftheta_coeffs: expected a number, a string, a tensor or None in a graphed call, found a obj",
         ),
     ],
 )

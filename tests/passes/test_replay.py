@@ -90,7 +90,7 @@ def test_launches_of_both_passes(tile_size):
 )
 def test_what_depends_on_values_is_refused(function):
     x = values()
-    with pytest.raises(UnsupportedError, match="what depends on values cannot be traced"):
+    with pytest.raises(UnsupportedError, match="results that depend on values cannot be traced"):
         LaunchRecorder().record(lambda: function(x))
     assert function(x) is not None  # not recorded
 

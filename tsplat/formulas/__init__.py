@@ -1,1 +1,1 @@
-"""Formulas in PyTorch that several modules use, differentiated by autograd. `reference` has its own."""
+"""Differentiable PyTorch formulas that several modules use. `reference` does not use them, to be independent."""

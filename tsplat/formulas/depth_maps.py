@@ -1,4 +1,4 @@
-"""World positions that depth maps of pinhole cameras show, and the surface normals there."""
+"""World points of depth maps of pinhole cameras, and their surface normals."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,12 @@ from .pixel_centers import pixel_centers
 
 
 def points_of(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, *, z_depth: bool = True) -> Tensor:
-    """Computes points [..., H, W, 3] from depths [..., H, W, 1], z of the camera frame or distances from the camera.
+    """Computes world points [..., H, W, 3] from depths [..., H, W, 1].
 
     Args:
         camtoworlds: [..., 4, 4].
-        Ks: [..., 3, 3]; skew is not read.
+        Ks: [..., 3, 3]; skew is ignored.
+        z_depth: Whether depths are z of the camera frame; otherwise, distances from the camera.
     """
     height, width = depths.shape[-3:-1]
     columns, rows = pixel_centers(width, height, Ks)
@@ -26,12 +27,12 @@ def points_of(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, *, z_depth: bool 
 
 
 def depth_normals(depths: Tensor, camtoworlds: Tensor, Ks: Tensor) -> Tensor:
-    """Computes the normals [..., H, W, 3] of the points that depths show, see :func:`points_of`."""
+    """Computes the normals [..., H, W, 3] of the world points of depths, see :func:`points_of`."""
     return normals_of(points_of(depths, camtoworlds, Ks))
 
 
 def normals_of(points: Tensor) -> Tensor:
-    """Computes unit normals of points [..., H, W, 3] by central differences; zero at the border of one pixel."""
+    """Computes unit normals of points [..., H, W, 3] by central differences; zero in a border of one pixel."""
     along_rows = points[..., 2:, 1:-1, :] - points[..., :-2, 1:-1, :]
     along_columns = points[..., 1:-1, 2:, :] - points[..., 1:-1, :-2, :]
     normals = torch.nn.functional.normalize(along_rows.cross(along_columns, dim=-1), dim=-1)

@@ -12,5 +12,5 @@ def full_panorama(width: float, height: float) -> tuple[float, float, float, flo
 
 
 def longitude_and_latitude(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the angles of directions around the y axis, from z to x, and from the plane of both to y, in radians."""
+    """Returns longitudes (around the y axis, from z to x) and latitudes (from the xz plane to y), radians."""
     return torch.atan2(x, z), torch.atan2(y, torch.hypot(x, z))

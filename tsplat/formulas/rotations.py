@@ -29,9 +29,9 @@ def rotate(w: Tensor, axis: Tensor, vectors: Tensor) -> Tensor:
 
 
 def quaternions(rotations: Tensor) -> Tensor:
-    """Returns unit quaternions wxyz [..., 4] of rotation matrices [..., 3, 3], of either sign."""
+    """Returns unit quaternions wxyz [..., 4] of rotation matrices [..., 3, 3], with either sign."""
     (a, b, c), (d, e, f), (g, h, i) = (row.unbind(-1) for row in rotations.unbind(-2))
-    # Row k is the quaternion times four times its entry k; the one of the largest entry is the most precise.
+    # Row k is 4 q_k q. The row with the largest q_k is the most precise.
     rows = (
         (1 + a + e + i, h - f, c - g, d - b),
         (h - f, 1 + a - e - i, d + b, c + g),

@@ -1,9 +1,9 @@
-"""Passes: a call like an earlier one does not run the stages again. It replays what they launched.
+"""Passes: a call with the cache key of an earlier call replays the launches of the stages instead of running them.
 
-The first call with a cache key runs the stages. The second is traced (`traced_calls`): its launches and operators
-become passes (`replay`), one forward and up to two backward, whose tensors are at offsets in arenas (`arenas`). It and
-later calls with that key replay these at new addresses, with the same bits (`calls`, `replayed_meta`). `replay_cache`
-has the keys, and says which calls are not replayed.
+The first call with a cache key runs the stages. The second call is traced (`traced_calls`): its launches and operators
+become passes (`replay`), one forward and up to two backward, whose tensors have offsets in arenas (`arenas`). The
+second and later calls replay these passes at new addresses, with the same bits (`calls`, `replayed_meta`).
+`replay_cache` computes cache keys, and decides which calls are replayed.
 """
 
 from .replay_cache import replayed

@@ -1,7 +1,6 @@
-"""Places the tensors of a pass: each is a view of a base, which is a tensor that a call brings, or an arena.
+"""Memory of the tensors of a pass: each is a view of a base, which is an input, an output, a constant or an arena.
 
-An arena is one allocation for all tensors that a pass needs and that do not leave it. Tensors whose lifetimes do not
-overlap share its memory.
+An arena is one allocation for all internal tensors of a pass. Tensors whose lifetimes do not overlap share its memory.
 """
 
 from __future__ import annotations
@@ -18,30 +17,30 @@ from ..runtime.bundles import leaves
 from ..runtime.tracing import Constant, Launch, NumpyCall, Step, TorchCall, TracedTensor, Zeros
 
 SPECIALIZED_ALIGNMENT = 16
-"""Triton specializes kernels on whether addresses are multiples of this many bytes."""
+"""Triton specializes kernels on whether addresses are multiples of this number of bytes."""
 
 CACHE_LINE = 64
-"""Bytes to which tensors in an arena are aligned."""
+"""Alignment of tensors in an arena, in bytes."""
 
 
 SCRATCH_CACHED_MAX = 2**28
-"""Bytes of an arena up to which a CPU keeps it for the next pass."""
+"""Maximum size in bytes of an arena that is cached on a CPU for the next pass."""
 
 _cached_scratch: list[Tensor] = []
-"""An arena that no pass uses. The system clears memory that it hands out, which takes a quarter of a call."""
+"""A cached arena that no pass uses. The system would zero newly allocated memory, which takes a quarter of a call."""
 
 
 def acquire_scratch(n_bytes: int, device: torch.device) -> Tensor:
-    """Returns an arena of at least so many bytes, [n] uint8, for a pass."""
+    """Returns an arena of at least `n_bytes` bytes, [n] uint8."""
     if device.type == "cpu":
-        with contextlib.suppress(IndexError):  # another pass uses it
+        with contextlib.suppress(IndexError):  # the cache is empty: another pass uses the arena
             if (memory := _cached_scratch.pop()).numel() >= n_bytes:
                 return memory
     return torch.empty(n_bytes, dtype=torch.uint8, device=device)
 
 
 def release_scratch(memory: Tensor) -> None:
-    """Takes back the arena of a pass that is done. Not called after an error: threads may still write there."""
+    """Caches the arena of a completed pass. Must not be called after an error: threads may still write to it."""
     if memory.device.type == "cpu" and memory.numel() <= SCRATCH_CACHED_MAX:
         _cached_scratch[:] = [memory]
 
@@ -51,8 +50,8 @@ class View(NamedTuple):
 
     Attributes:
         base: The number of the base.
-        offset: Bytes from the first element of the base to that of the tensor.
-        shape, strides, dtype: Of the tensor.
+        offset: Offset in bytes of the tensor's first element from that of the base.
+        shape, strides, dtype: The shape, strides and dtype of the tensor.
         is_base: Whether the tensor is known to be the base itself.
     """
 
@@ -64,13 +63,13 @@ class View(NamedTuple):
     is_base: bool = False
 
     def of(self, base: Tensor) -> Tensor:
-        """Returns the tensor, given the base of a call."""
+        """Returns the tensor as a view of the base of a call."""
         if base.dtype != self.dtype:
             base = base.view(self.dtype)
         return base.as_strided(self.shape, self.strides, base.storage_offset() + self.offset // self.dtype.itemsize)
 
     def as_array(self) -> Callable[[dict[int, np.ndarray]], np.ndarray]:
-        """Returns the function of bases, as arrays of bytes, that returns the tensor as an array."""
+        """Returns a function that maps bases, as arrays of bytes by number, to the tensor as a NumPy array."""
         shape, dtype, base, offset = tuple(self.shape), DTYPES[self.dtype], self.base, self.offset
         strides = tuple([stride * self.dtype.itemsize for stride in self.strides])
         return lambda arrays: np.ndarray(shape, dtype, arrays[base], offset, strides)
@@ -83,16 +82,16 @@ DTYPES: dict[torch.dtype, Any] = {
 
 
 def aligned(n_bytes: int) -> int:
-    """Returns a size rounded up to whole cache lines, so that memory of that size is viewed as any dtype."""
+    """Rounds a size up to whole cache lines, so that memory of this size can be viewed as any dtype."""
     return -(-n_bytes // CACHE_LINE) * CACHE_LINE
 
 
 FOREVER = 2**62
-"""The last step of a storage that is needed after its pass."""
+"""Last step of a storage that is needed after the pass."""
 
 
 class Lifetime(NamedTuple):
-    """A storage in an arena: its size in bytes, and the first and the last step that use it."""
+    """A storage, its size in bytes, and the first and the last step that use it."""
 
     storage: int
     size: int
@@ -100,28 +99,28 @@ class Lifetime(NamedTuple):
     last: int
 
     def overlaps(self, other: Lifetime) -> bool:
-        """Returns whether both are needed at the same time."""
+        """Returns whether both storages are needed at the same time."""
         return self.first <= other.last and other.first <= self.last
 
 
 class Arena(NamedTuple):
-    """The number of an arena's base, and its size in bytes."""
+    """An arena: the number of its base, and its size in bytes."""
 
     base: int
     size: int
 
 
 def assign_offsets(lifetimes: Iterable[Lifetime], tail: Lifetime | None = None) -> tuple[dict[int, int], int]:
-    """Places storages in an arena. Returns the offset of each, and the size of the arena, in bytes.
+    """Assigns offsets in an arena to storages. Returns the offset of each, and the size of the arena, in bytes.
 
-    First come those that are needed at the same time as a storage at the ``tail`` of the arena, then the others; of
-    both, the largest first. Each takes the lowest offset that is free during its lifetime.
+    Greedy: each storage gets the lowest offset that is free during its lifetime. Storages whose lifetimes overlap that
+    of ``tail``, a storage at the end of the arena, are placed first, then the others; larger ones first.
     """
     return _offsets_and_size(_place_all(lifetimes, tail))
 
 
 class Placed(NamedTuple):
-    """A storage in an arena: its first byte, the one after its last, and its lifetime."""
+    """A storage in an arena: its first byte, the byte after its last, and its lifetime."""
 
     begin: int
     end: int
@@ -154,12 +153,13 @@ def _offsets_and_size(placed: Iterable[Placed]) -> tuple[dict[int, int], int]:
 
 
 class ArenaSlots(NamedTuple):
-    """The slots of compositing at the tail of an arena, of which a call uses the first ones only.
+    """The slots of compositing at the tail of an arena. A call uses only the first ones.
 
     Attributes:
-        n_used: The view of the number of slots in use, [] int64.
-        fixed_size: Bytes of the arena that other tensors take.
-        offset, slot_size: Of the slots in the arena, and of one of them, in bytes.
+        n_used: The view of the number of used slots, [] int64.
+        fixed_size: Size of the arena in bytes without slots.
+        offset: Offset of the slots in the arena, in bytes.
+        slot_size: Size of a slot in bytes.
     """
 
     n_used: View
@@ -173,14 +173,14 @@ class ArenaSlots(NamedTuple):
 
 
 class Bases:
-    """The numbered bases of a trace, and where each storage is in them."""
+    """The numbered bases of a trace, and the location of each storage: a base and an offset."""
 
     def __init__(self) -> None:
         self._locations: dict[int, tuple[int, int]] = {}
         self.n = 0
 
     def add(self, tensor: TracedTensor | None = None) -> int:
-        """Adds a base and returns its number: it is a tensor of the trace, or an arena for :meth:`place`."""
+        """Adds a base, a tensor of the trace or (None) memory for :meth:`place`. Returns its number."""
         if tensor is not None:
             self._locations[tensor.storage] = self.n, -tensor.offset
         self.n += 1
@@ -191,7 +191,7 @@ class Bases:
         self._locations[storage] = base, offset
 
     def has(self, storage: int) -> bool:
-        """Returns whether a storage is in a base."""
+        """Returns whether a storage has a location."""
         return storage in self._locations
 
     def view(self, tensor: TracedTensor | Tensor) -> View:
@@ -202,7 +202,7 @@ class Bases:
 
 
 class AllocatedBase(NamedTuple):
-    """A base that a pass allocates and that leaves it."""
+    """A base that a pass allocates as an output."""
 
     base: int
     shape: tuple[int, ...]
@@ -210,16 +210,16 @@ class AllocatedBase(NamedTuple):
     dtype: torch.dtype
 
     def allocate(self, device: torch.device) -> Tensor:
-        """Allocates it."""
+        """Allocates the base."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)  # faster than torch.empty
 
     def zeros(self, device: torch.device) -> Tensor:
-        """Allocates zeros of its shape and dtype."""
+        """Allocates the base, filled with zeros."""
         return self.allocate(device).zero_()
 
 
 def add_output(bases: Bases, tensor: Tensor) -> AllocatedBase:
-    """Adds a base for the storage of a tensor."""
+    """Adds a base that is the storage of an output tensor."""
     traced, base = TracedTensor.of(tensor), bases.add()
     bases.place(base, traced.storage, 0)
     size = traced.size // tensor.dtype.itemsize
@@ -229,14 +229,14 @@ def add_output(bases: Bases, tensor: Tensor) -> AllocatedBase:
 
 
 def view_of_output(bases: Bases, tensor: Tensor, outputs: Iterable[AllocatedBase]) -> View:
-    """Returns a tensor of the trace as a view, with `is_base` if it is one of the outputs."""
+    """Returns a tensor of the trace as a view. Sets `is_base` if it is one of the outputs."""
     view = bases.view(tensor)
     is_base = any(view == View(o.base, 0, torch.Size(o.shape), o.strides, o.dtype) for o in outputs)
     return view._replace(is_base=is_base)
 
 
 def tensor_of_view(view: View, bases: Any) -> Tensor:
-    """Returns the tensor of a view: its base itself if it is that, otherwise a new tensor of the same memory."""
+    """Returns the tensor of a view: the base if `is_base`, otherwise a new tensor that shares its memory."""
     base: Tensor = bases[view.base]
     if view.is_base:
         return base
@@ -244,29 +244,29 @@ def tensor_of_view(view: View, bases: Any) -> Tensor:
 
 
 def add_arena(bases: Bases, lifetimes: Iterable[Lifetime]) -> Arena:
-    """Adds a base for storages."""
+    """Adds an arena for storages."""
     return _add_placed(bases, *assign_offsets(lifetimes))
 
 
 def add_saved_and_scratch(bases: Bases, saved: Iterable[Lifetime], others: Iterable[Lifetime]) -> tuple[Arena, Arena]:
-    """Adds a base for storages that are needed after the pass, whose lifetimes do not end, and one for others.
+    """Adds an arena for storages that are needed after the pass (lifetimes up to FOREVER), and one for the others.
 
-    Others that fit there are in the memory of the former, until it is written.
+    Other storages also use the memory of the saved arena until it is written, if they fit.
     """
     placed = _place_all(saved)
     _, size = _offsets_and_size(placed)
     remaining: list[Lifetime] = []
     for life in sorted(others, key=lambda life: -life.size):
-        place = _place(life, placed)
-        if place.end <= size:
-            placed.append(place)
+        candidate = _place(life, placed)
+        if candidate.end <= size:
+            placed.append(candidate)
         else:
             remaining.append(life)
     return _add_placed(bases, *_offsets_and_size(placed)), add_arena(bases, remaining)
 
 
 def _add_placed(bases: Bases, offsets: dict[int, int], size: int) -> Arena:
-    """Adds a base for storages at offsets."""
+    """Adds an arena with storages at the given offsets."""
     base = bases.add()
     for storage, offset in offsets.items():
         bases.place(base, storage, offset)
@@ -274,10 +274,10 @@ def _add_placed(bases: Bases, offsets: dict[int, int], size: int) -> Arena:
 
 
 def add_arena_with_tail(bases: Bases, lifetimes: Sequence[Lifetime], tail: Lifetime) -> tuple[Arena, int]:
-    """Adds a base for storages, and for one more after all those that are needed at the same time as that one.
+    """Adds an arena for storages and a tail. The tail follows all storages whose lifetimes overlap its own.
 
     Returns:
-        The arena, with its size without the tail; and the offset of the tail in bytes.
+        The arena, with its size without the tail; the offset of the tail in bytes.
     """
     base, (offsets, size) = bases.add(), assign_offsets(lifetimes, tail)
     for storage, offset in offsets.items():
@@ -288,7 +288,7 @@ def add_arena_with_tail(bases: Bases, lifetimes: Sequence[Lifetime], tail: Lifet
 
 
 def lifetimes_of(steps: Sequence[Step], bases: Bases) -> dict[int, Lifetime]:
-    """Returns the lifetime of each storage that steps use and that no base has."""
+    """Returns the lifetimes of the storages that steps use and that have no location yet."""
     lifetimes: dict[int, Lifetime] = {}
     for i, step in enumerate(steps):
         for tensor in tensors_of(step):
@@ -310,8 +310,11 @@ def tensors_of(step: Step) -> list[TracedTensor]:
 
 
 def live_steps(steps: Sequence[Step], needed: set[int]) -> list[bool]:
-    """Returns whether each step is live: changes something in place, or makes a storage that is needed or that a later
-    live step uses. Operators of a backward pass that computes its forward pass again make more."""
+    """Returns whether each step is live.
+
+    A step is live if it works in place, or if it makes a storage that is needed or that a later live step uses. A
+    backward pass that recomputes its forward pass has steps that are not live.
+    """
     used, is_live = set(needed), [True] * len(steps)
     for i in range(len(steps) - 1, -1, -1):
         step = steps[i]

@@ -1,9 +1,9 @@
-"""A replayed call: it runs passes, and two nodes of autograd stand for what they compute.
+"""A replayed call: runs the passes, and connects their results to the inputs by two autograd nodes.
 
-The first node goes from the inputs to the ``means2d``, whose gradients strategies read, and to the carrier. The second
-node goes from both, and from inputs that only compositing reads, to the images. The *carrier* is a tensor without
-content whose gradient holds all that the backward pass of images leaves for that of ``means2d`` besides the gradient of
-``means2d`` itself: for example those of conics, opacities and colors of rows, side by side in one arena.
+The first node maps inputs to ``means2d``, whose gradient strategies read, and to the carrier. The second node maps
+these, and the inputs that only compositing reads, to images. The *carrier* is a tensor without content. Its gradient,
+an arena, holds the other gradients that the backward pass of images hands over to the backward pass of ``means2d``,
+such as those of conics, opacities and colors of rows.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
 
 class ForwardResult(NamedTuple):
-    """Holds the results of a forward pass.
+    """The results of a forward pass.
 
     Attributes:
-        bases: The tensors that views are relative to, by number: inputs, outputs, and the saved arena.
-        state: What else is known.
+        bases: The bases by number: inputs, outputs, and the saved arena.
+        state: See :class:`.ForwardState`.
     """
 
     bases: list[Any]
@@ -37,7 +37,7 @@ class ForwardResult(NamedTuple):
 
 
 class Runner(Protocol):
-    """Runs the passes of a traced call: :class:`ReplayRunner`, or :class:`.GraphRunner`."""
+    """Runs the passes of a traced call. Implemented by :class:`ReplayRunner` and :class:`.GraphRunner`."""
 
     traced: TracedCall
 
@@ -87,13 +87,12 @@ class ReplayRunner:
 
         Args:
             backward_pass: The pass.
-            saved: The bases of the forward pass that it reads, ``backward_pass.saved``; None for a saved arena that is
-                lent.
-            incoming: The gradients that it starts from, ``backward_pass.incoming``.
-            state: Of the forward pass.
+            saved: The bases ``backward_pass.saved`` of the forward pass; None for a saved arena that is lent.
+            incoming: The incoming gradients, for the bases ``backward_pass.incoming``.
+            state: The state of the forward pass.
 
         Returns:
-            Bases, by number, among them ``backward_pass.results``.
+            Bases by number, with at least ``backward_pass.results``.
         """
         device = self.traced.device
         outputs = [output.allocate(device) for output in backward_pass.outputs]
@@ -113,11 +112,11 @@ class ReplayRunner:
 
 
 class _BackwardContext(NamedTuple):
-    """Holds what both nodes of autograd of a call share.
+    """The state shared by both autograd nodes of a call.
 
     Attributes:
-        runner: Runs its passes.
-        state: Of its forward pass.
+        runner: Runs the passes of the call.
+        state: The state of its forward pass.
     """
 
     runner: Runner
@@ -126,13 +125,13 @@ class _BackwardContext(NamedTuple):
     def run(
         self, backward_pass: BackwardPass, saved: Sequence[Tensor], incoming: Sequence[Tensor]
     ) -> dict[int, Tensor]:
-        """Runs a backward pass; see :meth:`ReplayRunner.backward`. Other tensors may follow those that it reads."""
+        """Runs a backward pass; see :meth:`ReplayRunner.backward`. `saved` may have additional tensors at the end."""
         saved = saved[: len(backward_pass.saved)]
         return self.runner.backward(backward_pass, saved, incoming, self.state)
 
 
 def read_counts(traced: TracedCall, arena: Tensor, *, on_gpu: bool) -> tuple[list[int] | None, int | None]:
-    """Returns ``needed`` and ``n_packed`` of :class:`.ForwardState`. Waits for the device, unless both are None."""
+    """Reads ``needed`` and ``n_packed`` of :class:`.ForwardState`. Waits for the device, unless both are None."""
     if not traced.counts_lists and not traced.is_packed:
         return None, None
     needed = traced.needed.of(arena).tolist() if on_gpu else list(_integers_on_cpu(traced.needed, arena))
@@ -140,19 +139,19 @@ def read_counts(traced: TracedCall, arena: Tensor, *, on_gpu: bool) -> tuple[lis
 
 
 def _integers_on_cpu(view: View, base: Tensor) -> ctypes.Array[ctypes.c_int64]:
-    """Returns the values of a view [n] int64 on a CPU, without operators of PyTorch, which take longer."""
+    """Returns the values of a view [n] int64 on a CPU by ctypes, which is faster than PyTorch operators."""
     return (ctypes.c_int64 * view.shape.numel()).from_address(base.data_ptr() + view.offset)
 
 
 class ReplayedCall:
-    """A call whose forward pass has run.
+    """A replayed call. The constructor runs the forward pass.
 
     Args:
-        runner: What runs it.
+        runner: Runs the passes.
         tensors: The inputs.
 
     Attributes:
-        state: Of the forward pass.
+        state: The state of the forward pass.
     """
 
     def __init__(self, runner: Runner, tensors: Sequence[Tensor]) -> None:
@@ -164,14 +163,14 @@ class ReplayedCall:
         return self.state.tensor(view, self._bases)
 
     def overflows(self) -> bool:
-        """Returns whether lists did not fit. Only on a CPU."""
+        """Returns whether a capacity was exceeded. For CPUs only."""
         needed = self._runner.traced.needed
         lent = self.state.lent
         arena = self._bases[needed.base] if lent is None else lent.memory
         return _integers_on_cpu(needed, arena)[-1] != 0
 
     def results(self) -> tuple[Any, ...]:
-        """Returns what the rendering function returns."""
+        """Returns the results of the rendering function."""
         traced, bases = self._runner.traced, self._bases
         images = [None if view is None else tensor_of_view(view, bases) for view in traced.images]
         view = traced.means2d
@@ -196,8 +195,7 @@ class ReplayedCall:
     def _connect(
         self, images: list[Tensor | None], means2d: Tensor, gradient_2dgs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Connects images, in place, to the inputs by nodes of autograd. Returns the ``means2d``, and the carrier if
-        there is one."""
+        """Connects images, in place, to the inputs by autograd nodes. Returns ``means2d``, and the carrier or None."""
         traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, gradient_2dgs]
         context = _BackwardContext(self._runner, self.state)
         links: list[Tensor | None] = []
@@ -216,13 +214,13 @@ class ReplayedCall:
 
 
 class _ToMeans2d(torch.autograd.Function):
-    """From inputs to ``means2d``, and to the carrier."""
+    """The autograd node from inputs to ``means2d`` and the carrier."""
 
     @staticmethod
     def forward(
         ctx: Any, context: _BackwardContext, outputs: list[Tensor], saved: list[Tensor], *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(*saved, *inputs)  # also those that are not read, see ``once_differentiable``
+        ctx.save_for_backward(*saved, *inputs)  # inputs are not read: see ``once_differentiable``
         ctx.context, traced = context, context.runner.traced
         ctx.set_materialize_grads(False)
         return outputs[0], traced.zero.expand(traced.v_carrier.shape)
@@ -243,7 +241,7 @@ class _ToMeans2d(torch.autograd.Function):
 
 
 class _ToImages(torch.autograd.Function):
-    """From ``means2d``, the carrier, and inputs that only compositing reads, to images."""
+    """The autograd node from ``means2d``, the carrier, and inputs that only compositing reads, to images."""
 
     @staticmethod
     def forward(
@@ -254,7 +252,7 @@ class _ToImages(torch.autograd.Function):
         means2d: Tensor,
         *links: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(*saved, *links)  # also those that are not read, see ``once_differentiable``
+        ctx.save_for_backward(*saved, *links)  # inputs are not read: see ``once_differentiable``
         ctx.context = context
         ctx.means2d = means2d if ABSGRAD in context.runner.traced.images_backward.inputs else None
         ctx.set_materialize_grads(False)
@@ -286,7 +284,7 @@ class _ToImages(torch.autograd.Function):
 
 
 def _flat_with_strides(values: Tensor, view: View | None) -> Tensor:
-    """Returns values with the strides of a view, or for None in C order, as a flat tensor; others as a copy."""
+    """Returns values as a flat tensor, in the memory order of a view or, for None, in C order. Copies if necessary."""
     if view is None:
         return values.contiguous()
     if view.strides != values.stride():
@@ -295,14 +293,13 @@ def _flat_with_strides(values: Tensor, view: View | None) -> Tensor:
 
 
 def _aligned(values: Tensor) -> Tensor:
-    """Returns values in C order at an address that is aligned, as those of the trace are."""
+    """Returns values in C order at an aligned address, as in the trace."""
     values = values.contiguous()
     return values.clone() if values.data_ptr() % SPECIALIZED_ALIGNMENT else values
 
 
 def _with_rows(values: Tensor, n: int) -> Tensor:
-    """Returns values [m, 2] in C order as the first rows of [n, 2], of which the others have no meaning; in the same
-    memory if that is large enough."""
+    """Extends values [m, 2] in C order to [n, 2], with arbitrary other rows. Copies if memory is too small."""
     remaining = values.untyped_storage().nbytes() - values.storage_offset() * values.itemsize
     if remaining < n * 2 * values.itemsize:
         rows = values.new_empty(n, 2)
@@ -314,8 +311,7 @@ def _with_rows(values: Tensor, n: int) -> Tensor:
 def _gradients(
     backward_pass: BackwardPass, bases: dict[int, Tensor], handed_over: Container[int]
 ) -> list[Tensor | None]:
-    """Returns the gradients that a backward pass completes. Those in bases that are handed over to the other pass are
-    copied."""
+    """Returns the gradients of inputs that a backward pass completes. Copies those in bases that are handed over."""
     return [
         None if view is None
         else view.of(bases[view.base]).clone() if view.base in handed_over

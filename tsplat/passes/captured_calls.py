@@ -1,7 +1,8 @@
 """A traced call whose passes are captured in CUDA graphs.
 
-Graphs read and write memory of their own, but for tensors that stay where they are. What a call returns is copied from
-there. What it keeps for its backward passes and ``meta`` is copied only if another call needs the memory first.
+Graphs read and write fixed memory, and read inputs in place if their addresses do not change. Results of a call are
+copied from this memory. Tensors that are saved for backward passes and ``meta`` are copied only if a later call needs
+the memory.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class GraphRunner:
     """Replays the passes of a traced call by CUDA graphs.
 
     Args:
-        traced: The call.
-        tensors: The inputs of a call with its cache key.
-        in_place: For each of them, whether graphs read it where it is. Later calls must have it there.
-        recorder: Captures graphs.
+        traced: The traced call.
+        tensors: The inputs of a call with the same cache key.
+        in_place: For each input, whether graphs read it in place. Later calls must have it at the same address.
+        recorder: Captures the graphs.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class GraphRunner:
             memory |= {base: scratch for base, _ in arenas}
             self._forward = _capture(recorder, memory, traced.forward)
             if traced.differentiable:
-                # Of images, and of means2d at once, as no hook may change what goes from one to the other.
+                # Both backward passes in one graph: usually, no hook changes the gradients between them.
                 self._of_images = _capture(recorder, memory, [each.steps for each in passes], traced.images_backward)
             if len(passes) > 1:
                 self._of_means2d = _capture(recorder, memory, [passes[1].steps])
         self._results = [base for each in passes for base in each.results]
         self._copied = [i for i, stays in enumerate(in_place) if not stays]
         self._restored = [i for i in self._copied if i in saved] + [o.base for o in traced.outputs if o.base in saved]
-        # What is read in place belongs to the caller.
+        # Inputs that are read in place belong to the caller.
         self._memory = {base: t for base, t in memory.items() if base >= len(in_place) or base in self._copied}
 
     def forward(self, tensors: Sequence[Tensor]) -> ForwardResult:
@@ -101,7 +102,7 @@ class GraphRunner:
                 lent.memory = self._memory[self.traced.saved_arena.base]
             targets = [self._memory[base] for base in backward_pass.incoming]
             if is_second:
-                targets[0] = state.rows(targets[0])  # means2d, whose memory is that of a capacity
+                targets[0] = state.rows(targets[0])  # the memory of means2d has as many rows as the capacity
             torch._foreach_copy_(targets, list(incoming))
             (self._of_means2d if is_second else self._of_images)()
             bases = backward_pass.results if is_second else self._results
@@ -111,7 +112,7 @@ class GraphRunner:
             return results
 
     def _lend(self, lent: LentArena) -> None:
-        """Lends the memory of the saved arena to a call. If the one before may still need it, that gets a copy."""
+        """Lends the memory of the saved arena to a call. If the previous call may still need it, it gets a copy."""
         previous = self._borrower()
         if previous is not None:
             previous.memory = previous.memory.clone()
@@ -119,10 +120,12 @@ class GraphRunner:
 
 
 class _PrecomputedBackward:
-    """The results of both backward passes, which ran at once. Those of the second hold for what the first has computed.
+    """The results of both backward passes, which ran at once.
+
+    The results of the second pass are valid if its incoming gradients are the unchanged results of the first.
 
     Attributes:
-        results: The bases, by number.
+        results: The bases by number.
     """
 
     def __init__(self, lent: LentArena, results: dict[int, Tensor]) -> None:
@@ -130,7 +133,7 @@ class _PrecomputedBackward:
         self._versions = {base: tensor._version for base, tensor in results.items()}
 
     def fits(self, lent: LentArena, backward_pass: BackwardPass, incoming: Sequence[Tensor]) -> bool:
-        """Returns whether a call gives the second pass what the first has computed, unchanged."""
+        """Returns whether the incoming gradients of the second pass are the unchanged results of the first."""
         return self._lent() is lent and all(
             tensor.data_ptr() == self.results[base].data_ptr() and tensor._version == self._versions[base]
             for base, tensor in zip(backward_pass.incoming, incoming)
@@ -143,7 +146,7 @@ def _capture(
     passes: Sequence[Pass],
     backward_pass: BackwardPass | None = None,
 ) -> Callable[[], None]:
-    """Captures passes, the first of which may be a backward pass. Returns what replays them."""
+    """Captures passes in a graph. Returns a function that replays it. The first pass may be `backward_pass`."""
     steps = [each.bind([memory[base] for base in each.order]) for each in passes]
 
     def run() -> None:
@@ -152,13 +155,13 @@ def _capture(
         for step in steps:
             step()
 
-    recorder.warm_up(run)  # a capture allows no first launches of kernels
+    recorder.warm_up(run)  # kernels cannot be compiled during a capture
     _, replay = recorder.record(run)
     return replay
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies tensors in one launch."""
+    """Copies tensors by one launch."""
     copies = [torch.empty_like(tensor) for tensor in tensors]
     if copies:
         torch._foreach_copy_(copies, tensors)

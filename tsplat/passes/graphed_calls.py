@@ -1,4 +1,4 @@
-"""Rendering functions that replay CUDA graphs: one forward and up to two backward for each kind of call."""
+"""``graphed``: rendering functions that replay CUDA graphs, one forward and up to two backward per cache key."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from .captured_calls import GraphRunner
 from .replay_cache import CacheEntry, ReplayCache
 
 ENTRIES_MAX = 4
-"""Cache keys of calls whose graphs are kept."""
+"""Maximum number of cache keys whose graphs are kept."""
 
 RECORDERS: dict[str, Callable[[], Any]] = {"cuda": GraphRecorder}
-"""Classes that capture calls, by type of device. On a CPU, the function itself replays its calls."""
+"""Device type -> class that captures graphs. On a CPU, the function itself replays its calls."""
 
 
 def graphed(rasterization: Callable[..., Any]) -> Graphed:
-    """Makes a rendering function replay graphs of its calls, so that Python takes a fraction of the time.
+    """Makes a rendering function replay CUDA graphs of its calls, which takes a fraction of the time in Python.
 
-    The result is called like the function, in any training loop, and gives the same bits. There are graphs for each
-    kind of call: sizes, dtypes and devices of tensors, which of them require gradients, and all other arguments. The
-    first call of a kind counts intersections, the second is captured, with a capacity for a sixteenth more, and later
-    ones are replayed. Each waits once, to know whether its lists fitted, unless it has a ``capacity``; if they did not,
-    it runs again without a graph, and the next one is captured with a capacity for a quarter more than the lists of
-    that call need. Calls run without a graph as well inside of ``torch.compile``, another capture, gradient
-    checkpointing, anomaly detection or a ``TorchDispatchMode``. Graphs are kept of the four kinds that were called
-    last, until the number of Gaussians changes. If one cannot be captured, a warning says why, and calls of its kind
-    run without.
+    The returned function has the same arguments and results, with the same bits, and works in any training loop. Graphs
+    are captured for each cache key: sizes, dtypes and devices of tensors, which of them require gradients, and all
+    other arguments. The first call with a key counts intersections. The second is captured, with capacities of 1.06
+    times the required sizes. Later calls are replayed. Without a ``capacity``, each call waits once, to check that its
+    lists fit.
+    If they do not, the call runs again without a graph, and the next one is captured with capacities of 1.25 times the
+    sizes required by that call. Calls also run without a graph inside of ``torch.compile``, another capture, gradient
+    checkpointing, anomaly detection or a ``TorchDispatchMode``. Graphs of the four most recently used keys are kept,
+    until the number of Gaussians changes. If a capture fails, a warning says why, and calls with this key run without
+    graphs.
 
     On a CPU, there are no graphs: the function itself replays its calls.
 
@@ -45,21 +46,22 @@ def graphed(rasterization: Callable[..., Any]) -> Graphed:
         rasterization: :func:`tsplat.rasterization` or :func:`tsplat.rasterization_2dgs`.
 
     Returns:
-        A function of the same arguments, with ``packed=False`` by default, and with a method ``clear()`` that releases
-        all graphs. Images, gradients and ``meta`` are those of the function, but for gradients of zero in place of None
-        where only images that are not used depend on an input.
+        A function with the same arguments, with the default ``packed=False``, and with a method ``clear()`` that
+        releases all graphs. Images, gradients and ``meta`` are those of the function, with one difference: an input on
+        which only unused images depend gets a gradient of zero instead of None.
 
     Raises:
-        ArgumentError: It is another function.
-        UnsupportedError: By a call, for ``sparse_grad``, ``distributed``, ``memory_budget``, ``validate="error"``,
-            ``capacity="auto"``, ``segmented``, another backend than Triton, and lists or other objects as values.
+        ArgumentError: ``rasterization`` is another function.
+        UnsupportedError: Raised by a call with ``sparse_grad``, ``distributed``, ``memory_budget``,
+            ``validate="error"``, ``capacity="auto"``, ``segmented``, a backend other than Triton, or lists or other
+            objects as values.
 
     Example::
 
         import torch
         from tsplat import graphed, rasterization
 
-        rasterize = graphed(rasterization)  # once: it keeps the graphs
+        rasterize = graphed(rasterization)  # call this once: the result owns the graphs
         means = (torch.randn(100, 3) + torch.tensor([0, 0, 5.0])).requires_grad_()
         for _ in range(3):
             image, alpha, meta = rasterize(
@@ -70,7 +72,7 @@ def graphed(rasterization: Callable[..., Any]) -> Graphed:
     """
     if not hasattr(rasterization, "stages"):
         name = getattr(rasterization, "__name__", type(rasterization).__name__)
-        raise ArgumentError(f"rasterization: must be tsplat.rasterization or tsplat.rasterization_2dgs, found {name}")
+        raise ArgumentError(f"rasterization: expected tsplat.rasterization or tsplat.rasterization_2dgs, found {name}")
     return Graphed(rasterization)
 
 
@@ -103,20 +105,20 @@ class Graphed:
         return self._function(**arguments)
 
     def __reduce__(self) -> Any:
-        """A copy, as of a model that is copied, has graphs of its own."""
+        """Copying or pickling makes a new object without graphs."""
         return Graphed, (self._function,)
 
     def clear(self) -> None:
-        """Releases all graphs; their memory is free once no backward pass needs it."""
+        """Releases all graphs. Their memory is freed once no backward pass needs it."""
         with self._lock:
             self._cache.clear()
 
 
 class _GraphEntry(CacheEntry):
-    """Remembers as well where graphs read tensors.
+    """A cache entry with the addresses at which graphs read tensors.
 
     Attributes:
-        addresses: Of each tensor; None for those that are copied.
+        addresses: The address of each tensor, or None if it is copied.
     """
 
     def __init__(self, is_replayable: bool) -> None:
@@ -134,10 +136,10 @@ class _GraphCache(ReplayCache):
         self._has_warned = False
 
     def _modes(self) -> list[Any]:
-        # That of the current GPU, on which calls are replayed.
+        # The stream of the current GPU, on which calls are replayed.
         is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         stream = torch.cuda.current_stream().cuda_stream if is_used else 0
-        return [*super()._modes(), stream]  # as memory of graphs is ordered on one stream only
+        return [*super()._modes(), stream]  # accesses to the memory of graphs are ordered on one stream only
 
     def _render_first(self, entry: CacheEntry, arguments: dict[str, Any]) -> Any:
         assert isinstance(entry, _GraphEntry)
@@ -145,11 +147,13 @@ class _GraphCache(ReplayCache):
         return super()._render_first(entry, arguments)
 
     def _observe_gradients(self, entry: CacheEntry, images: tuple[Tensor | None, ...]) -> None:
-        """Gradients are copied to the memory of graphs, whatever their strides."""
+        """Does nothing: gradients of any strides are copied to the memory of graphs."""
 
     def _runner(self, entry: CacheEntry, arguments: dict[str, Any]) -> Runner | None:
-        """Returns the runner of an entry. Its passes are captured again if what they read in place has moved, which is
-        copied from then on."""
+        """Returns the runner of an entry, or None if the call cannot be traced or captured.
+
+        If a tensor that is read in place has moved, captures the passes again, and copies this tensor from then on.
+        """
         assert isinstance(entry, _GraphEntry)
         tensors = _tensors(arguments)
         addresses = [old if old == new else None for old, new in zip(entry.addresses, _addresses(tensors), strict=True)]
@@ -164,7 +168,7 @@ class _GraphCache(ReplayCache):
                 recorder = RECORDERS[tensors[0].device.type]()
                 in_place = [address is not None for address in addresses]
                 entry.runner = GraphRunner(traced, tensors, in_place, recorder)
-        except Exception as error:  # what cannot be captured works without a graph
+        except Exception as error:  # if the capture fails, the call runs without a graph
             entry.is_replayable = False
             if not self._has_warned:
                 logging.getLogger("tsplat").warning("tsplat: rendering without a graph: %s", error)
@@ -179,20 +183,20 @@ def _tensors(arguments: dict[str, Any]) -> list[Tensor]:
 
 
 def _addresses(tensors: list[Tensor]) -> list[int | None]:
-    """Returns the addresses of tensors; None for those that graphs cannot read in place."""
+    """Returns the addresses of tensors, or None if graphs cannot read a tensor in place."""
     return [None if t.is_inference() or not t.is_contiguous() else t.data_ptr() for t in tensors]
 
 
 def _check_values(arguments: dict[str, Any]) -> None:
-    """Raises if calls with an argument other than a tensor are never captured."""
+    """Raises UnsupportedError if graphs do not support the value of an argument."""
     values = {name: value for name, value in arguments.items() if not isinstance(value, Tensor)}
     for name, value, supported in unsupported("passes", values):
         raise UnsupportedError(
-            f"{name}: must be {supported} in a graphed call, found {value!r}; call the function itself"
+            f"{name}: expected {supported} in a graphed call, found {value!r}; call the function itself"
         )
     for name, value in values.items():
         if type(value) not in IMMUTABLE_TYPES:
             raise UnsupportedError(
-                f"{name}: must be a number, a string, a tensor or None in a graphed call, found a "
+                f"{name}: expected a number, a string, a tensor or None in a graphed call, found a "
                 f"{type(value).__name__}; call the function itself"
             )

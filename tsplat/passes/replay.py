@@ -1,4 +1,4 @@
-"""A pass: the steps of a trace, done again on other memory."""
+"""A pass: runs the steps of a trace again on other memory."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ from ..runtime.tracing import Constant, Launch, NumpyCall, Step, TorchCall, Trac
 from .arenas import SPECIALIZED_ALIGNMENT, Bases, View
 
 Run = Callable[[], object]
-"""Does a step that is no launch."""
+"""Runs a step that is not a launch."""
 
 Bind = Callable[[Sequence[Tensor], dict[int, Any]], Run]
-"""Returns the :data:`Run` of a step, given the bases of a call, and some of them, by number, as arrays of bytes."""
+"""Binds a step to the bases of a call, some of which are also passed as arrays of bytes, by number."""
 
 LITERAL, BUFFER, STREAM, FIRST_BASE = 0, 1, 2, 3
-"""Codes for what is added to a word of an argument buffer: 0, the buffer's own address, the current stream, or the
-address of a base, of which this is the first."""
+"""Relocations: what to add to a word of an argument buffer. 0: nothing; 1: the address of the buffer; 2: the current
+stream; 3 + i: the address of base i."""
 
 
 def specializations(tensors: Sequence[Tensor]) -> list[Any] | None:
-    """Returns what Triton specializes launches on, besides the dtypes, shapes and strides of tensors: a part of the
-    cache key of a call.
+    """Returns the part of a call's cache key that Triton specializes launches on, such as alignment.
 
-    Returns None if launches are not replayed: they are interpreted, observed, captured, or on another GPU than the
-    current one.
+    Returns None if launches cannot be replayed: they are interpreted, observed, captured, or not on the current GPU.
     """
-    launch = sys.modules.get("tsplat.kernels.launch")  # which needs Triton
+    launch = sys.modules.get("tsplat.kernels.launch")  # not imported without Triton
     if launch is None or launch.INTERPRETED or launch.observer is not None:
         return None
     vendor = launch.vendor(tensors[0])
@@ -47,13 +45,13 @@ def specializations(tensors: Sequence[Tensor]) -> list[Any] | None:
     gpu = launch.current_gpu(tensors[0])
     if gpu is None or are_launches_hooked() or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
-    # The emulator has tensors on the CPU.
+    # The emulator of GPUs uses CPU tensors.
     key = [vendor, gpu, *[t.data_ptr() % SPECIALIZED_ALIGNMENT for t in tensors]]
     return key + [t.untyped_storage().nbytes() > launch.SMALL_STORAGE for t in tensors] if vendor == "amd" else key
 
 
 def runs_on_gpu(tensor: Tensor) -> bool:
-    """Returns whether kernels on a tensor run on a GPU, or an emulated one."""
+    """Returns whether kernels on a tensor run on a real or emulated GPU."""
     from ..kernels import launch
 
     return launch.vendor(tensor) != "none"
@@ -62,15 +60,15 @@ def runs_on_gpu(tensor: Tensor) -> bool:
 class Pass:
     """The steps of a trace, for bases at any addresses.
 
-    The arguments of all launches lie in one buffer of 8-byte words. One addition relocates it: it adds 0, the current
-    stream, or the address of the buffer or of a base to each word. The other steps, such as operators of PyTorch, run
-    between the launches.
+    One buffer of 8-byte words holds the arguments of all launches. A single vector addition relocates it: it adds 0,
+    the current stream, or the address of the buffer or of a base to each word. The other steps, such as PyTorch
+    operators, run between the launches.
 
     Args:
         steps: The steps.
-        bases: Where their tensors are.
-        order: The numbers of the bases in the order in which :meth:`run` takes these.
-        on_gpu: Whether kernels run on a GPU, or an emulated one.
+        bases: The locations of their tensors.
+        order: The numbers of the bases, in the order in which :meth:`run` takes them.
+        on_gpu: Whether kernels run on a real or emulated GPU.
     """
 
     def __init__(self, steps: Sequence[Step], bases: Bases, order: Sequence[int], *, on_gpu: bool) -> None:
@@ -100,18 +98,18 @@ class Pass:
         del self._bases, self._indices
 
     def run(self, bases: Sequence[Tensor]) -> None:
-        """Does the steps on the bases of a call."""
+        """Runs the steps on the bases of a call."""
         try:
             buffer = self._free_buffers.pop()
         except IndexError:
             buffer = _ArgumentBuffer(len(self._words), self._launches)
         self._relocate(buffer, self._addresses(buffer, bases))
         if not self._do(buffer, lambda: self._bind(bases)):
-            self._free_buffers.append(buffer)  # not after an error, when threads may read it, too
+            self._free_buffers.append(buffer)  # not after an error, as threads may still read it
 
     def bind(self, bases: Sequence[Tensor]) -> Callable[[], None]:
-        """Returns a function that does the steps on these bases, in less time than :meth:`run`."""
-        bound: list[Any] = []  # buffer, addresses, and the other steps; empty before the first run and during runs
+        """Returns a function that runs the steps on fixed bases, which is faster than :meth:`run`."""
+        bound: list[Any] = []  # (buffer, addresses, other steps); empty before the first run and during a run
 
         def run() -> None:
             try:
@@ -128,34 +126,38 @@ class Pass:
         return run
 
     def _addresses(self, buffer: _ArgumentBuffer, bases: Sequence[Tensor]) -> Any:
-        """Returns what relocations add, int64, in the order of :data:`FIRST_BASE`."""
+        """Returns the summands of relocations, int64: 0, buffer, stream, and bases."""
         return np.array([0, buffer.address, self._stream(), *map(Tensor.data_ptr, bases)], np.int64)
 
     def _relocate(self, buffer: _ArgumentBuffer, addresses: Any) -> None:
-        """Fills a buffer, which launches have changed."""
+        """Fills the buffer with relocated arguments. Launches may have changed it."""
         np.add(addresses[self._relocations], self._words, out=buffer.words)
 
     def _bind(self, bases: Sequence[Tensor]) -> list[Run]:
-        """Binds the steps that are no launches to the bases of a call."""
+        """Binds the steps that are not launches to the bases of a call."""
         arrays = {i: bases[i].numpy() for i in self._array_bases}
         return [bind(bases, arrays) for bind in self._other_steps]
 
     def _do(self, buffer: _ArgumentBuffer, bind: Callable[[], list[Run]]) -> bool:
-        """Does the steps; ``bind`` returns those that are no launches. Returns whether other threads may read the
-        buffer later."""
+        """Runs the steps. ``bind`` returns the steps that are not launches.
+
+        Returns whether other threads may still read the buffer.
+        """
         if not self._has_operators:
             return buffer.launch(bind())
         with torch.no_grad(), full_precision():
             return buffer.launch(bind())
 
     def _view(self, tensor: TracedTensor) -> View:
-        """Returns the view of a tensor, whose base is numbered by its index in the order."""
+        """Returns the view of a tensor, with the index of its base in ``order``."""
         view = self._bases.view(tensor)
         return view._replace(base=self._indices[view.base])
 
     def _arguments(self, step: Launch, begin: int) -> tuple[bytearray, list[int]]:
-        """Returns the arguments of a launch, which begin at a byte of the buffer, with offsets in place of addresses;
-        and the relocation of each of their words."""
+        """Returns the arguments of a launch, with offsets instead of addresses, and the relocation of each word.
+
+        `begin` is the offset of the arguments in the buffer, in bytes.
+        """
         views = [self._view(v) if isinstance(v, TracedTensor) and v.shape.numel() else None for v in step.values]
         numbers = [0 if isinstance(v, TracedTensor) else v for v in step.values]
         template, address_words, internal_pointers, stream_words = step.run.template(step.n_programs, numbers)
@@ -227,25 +229,25 @@ class Pass:
         return bind
 
     def _array(self, tensor: TracedTensor) -> Callable[[dict[int, Any]], np.ndarray]:
-        """Returns the function of arrays of bytes that returns a tensor as an array."""
+        """Returns a function that maps bases, as arrays of bytes, to a tensor as a NumPy array."""
         view = self._view(tensor)
         self._array_bases.add(view.base)
         return view.as_array()
 
     def _views(self, tree: Any) -> Any:
-        """Returns arguments with views in place of tensors."""
+        """Replaces traced tensors in arguments by views."""
         return map_tree(tree, TracedTensor, self._view)
 
 
 class _ArgumentBuffer:
-    """The arguments of all launches of a replay, in memory of their own.
+    """Memory for the arguments of all launches of a pass.
 
     Args:
-        n_words: Their size.
-        launches: Lists of kernels with numbers of programs, and the bytes where their arguments begin.
+        n_words: The number of 8-byte words.
+        launches: Lists of (kernel, number of programs, offset of its arguments in bytes).
 
     Attributes:
-        address: Of the memory.
+        address: The address of the memory.
         words: [n_words] int64, the memory as an array.
     """
 
@@ -258,8 +260,10 @@ class _ArgumentBuffer:
         self._on_nonzero = dict(itertools.chain(*bound))
 
     def launch(self, other_steps: list[Run]) -> bool:
-        """Launches the kernels, and does another step between two lists of launches. Returns whether other threads may
-        read the buffer later."""
+        """Runs the lists of launches, with one other step after each list.
+
+        Returns whether other threads may still read the buffer.
+        """
         is_read_later = False
         for launches, other_step in zip(self._launches, [*other_steps, _do_nothing]):
             for launch in launches:
@@ -278,8 +282,7 @@ def _set_word(words: bytearray, word: int, value: int) -> None:
 
 
 def _out_overload(function: Any, n_results: int) -> tuple[Any, list[str]] | None:
-    """Returns the overload of an operator that writes its results into tensors, and the names of these arguments; None
-    if there is none."""
+    """Returns the overload of an operator with ``out`` arguments, and the names of these; None if there is none."""
     expected = [(argument.name, str(argument.type)) for argument in function._schema.arguments]
     packet = function.overloadpacket
     for overload in (getattr(packet, name) for name in packet.overloads()):
@@ -301,7 +304,7 @@ def _clear_bytes(view: View, n_bytes: int) -> Bind:
 
 
 def _dense_bytes(view: View) -> int | None:
-    """Returns the number of bytes of a tensor without gaps; None for other tensors."""
+    """Returns the number of bytes of a dense tensor, or None if it has gaps."""
     expected = 1
     for stride, size in sorted(zip(view.strides, view.shape)):
         if size != 1 and stride != expected:
@@ -315,5 +318,5 @@ def _copy(view: View, values: Tensor) -> Bind:
 
 
 def _tensors(tree: Any, bases: Sequence[Tensor]) -> Any:
-    """Returns arguments with tensors in place of views."""
+    """Replaces views in arguments by tensors."""
     return map_tree(tree, View, lambda view: view.of(bases[view.base]))

@@ -1,4 +1,4 @@
-"""Replays calls by passes, which are cached by all that they depend on."""
+"""Cache of passes: computes the cache keys of calls, and replays calls whose passes are known."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 ENTRIES_MAX = 256
-"""Entries of a cache. Those that were used longest ago are evicted."""
+"""Maximum number of entries of a cache. The least recently used entry is evicted."""
 
 
 def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorates a rendering function, which runs the stages, to replay passes of calls whose cache key is known.
+    """Decorates a rendering function to replay passes if a call has the cache key of earlier ones.
 
-    The first call with a key runs the stages, the second is traced. Calls that are not plain ones run the stages as
-    well; see :func:`is_plain_call` and :meth:`ReplayCache.replay`.
+    The first call with a key runs the stages, that is, the function. The second call is traced. Some calls always run
+    the stages; see :func:`is_plain_call` and :meth:`ReplayCache.replay`.
     """
     cache = ReplayCache(function)
     _caches.append(cache)
@@ -59,13 +59,13 @@ def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
 
 def clear_caches() -> None:
-    """Forgets all passes: the next calls run the stages."""
+    """Clears all caches of passes."""
     for cache in _caches:
         cache.clear()
 
 
 def _field_values(value: Any) -> tuple[Any, ...] | None:
-    """Returns the values of the fields of a dataclass, such as a lens; None if they, or tuples of them, can change."""
+    """Returns the field values of a dataclass with immutable fields, such as an f-theta lens; None for other values."""
     if not dataclasses.is_dataclass(value):
         return None
     fields = tuple(vars(value).values())
@@ -74,16 +74,16 @@ def _field_values(value: Any) -> tuple[Any, ...] | None:
 
 
 class CacheEntry:
-    """Remembers what is known of the calls with a cache key.
+    """The state of the calls with one cache key.
 
     Attributes:
-        is_replayable: Whether passes support them.
-        last_used: When one was called last: the number of calls before.
-        options: Their options; None before the first call.
-        capacities: Of the lists of their passes; None before the first call.
-        min_capacities: Those of the last trace, which were too small; the next one has no less. None at first.
-        v_strides: Strides of incoming image gradients, by image index, as seen in the first call; C order if absent.
-        runner: Runs their passes; None before they are traced.
+        is_replayable: Whether passes support these calls.
+        last_used: The number of calls of the function before the last one with this key.
+        options: The options of the calls; None before the first call.
+        capacities: The capacities of lists in passes; None before the first call.
+        min_capacities: Capacities that were exceeded: lower bounds for the next trace; or None.
+        v_strides: Image index -> strides of the incoming gradient in the first call; C order if absent.
+        runner: Runs the passes; None before the call is traced.
     """
 
     def __init__(self, is_replayable: bool) -> None:
@@ -96,15 +96,15 @@ class CacheEntry:
 
 
 class ReplayCache:
-    """The passes of calls of a rendering function, by all that they depend on.
+    """The passes of a rendering function, by cache key.
 
     Args:
         function: Runs the stages.
-        entries_max: How many entries it has; by default :data:`ENTRIES_MAX`.
+        entries_max: The maximum number of entries, by default :data:`ENTRIES_MAX`.
     """
 
     entry_type: type[CacheEntry] = CacheEntry
-    """The class of its entries."""
+    """The class of entries."""
 
     def __init__(self, function: Callable[..., Any], entries_max: int | None = None) -> None:
         self._function, self._entries_max = function, entries_max
@@ -123,13 +123,13 @@ class ReplayCache:
             self._entries.clear()
 
     def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Renders, by passes if the cache key is known; returns None for calls that the stages must run.
+        """Renders a call, by passes if its cache key is known. Returns None if the caller must run the stages.
 
-        The first call with a key runs the stages here, as passes learn from it (``_render_first``). The stages must run
-        what is compiled, transformed or observed (``is_plain_call``, ``specializations``); arguments that may change
-        (below), and options that passes do not support (``OPTIONS`` of ``stages/options.py``); on another backend
-        than Triton and in several bands (``_render_first``); and for what cannot be traced (``_trace``), or has too
-        little memory.
+        For the first call with a key, runs the stages and initializes the entry (``_render_first``). These calls are
+        not replayed: compiled, transformed or observed ones (``is_plain_call``, ``specializations``); calls with
+        mutable arguments (below), or with options that passes do not support (``OPTIONS`` of ``stages/options.py``);
+        calls on a backend other than Triton, or in several bands (``_render_first``); calls that cannot be traced
+        (``_trace``), or whose passes do not fit into memory.
         """
         arguments = dict(zip(self._names, args), **kwargs) if args else kwargs
         if len(args) > len(self._names) or len(arguments) < len(args) + len(kwargs):
@@ -169,10 +169,10 @@ class ReplayCache:
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError) and "memory" not in str(error):
                 raise
-            return None  # the stages may need less, or render in bands
+            return None  # the stages may need less memory, or render in bands
         traced = runner.traced
         if not traced.counts_lists:
-            # On a CPU, it is known at once whether lists fitted.
+            # On a CPU, the overflow flag is known at once.
             if traced.on_gpu or are_checks_deferred() or call.overflows():
                 check_replayed(call.tensor(traced.needed), traced.capacities)
         elif call.state.needed is not None and call.state.needed[-1]:
@@ -182,13 +182,13 @@ class ReplayCache:
         return call.results()
 
     def _modes(self) -> list[Any]:
-        """Returns what passes depend on besides arguments."""
+        """Returns the PyTorch modes that passes depend on, for the cache key."""
         return [
             torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
         ]  # fmt: skip
 
     def _runner(self, entry: CacheEntry, arguments: dict[str, Any]) -> Runner | None:
-        """Returns the runner of an entry, which is traced if it was not; None if that fails."""
+        """Returns the runner of an entry. Traces the call if necessary; returns None if that fails."""
         if entry.runner is None and (traced := self._trace(entry, arguments)) is not None:
             entry.runner = ReplayRunner(traced)
         return entry.runner
@@ -201,7 +201,7 @@ class ReplayCache:
         return entry
 
     def _render_first(self, entry: CacheEntry, arguments: dict[str, Any]) -> Any:
-        """Renders by the stages, and learns how many intersections there are."""
+        """Renders by the stages, and initializes the entry with the options and the number of intersections."""
         rendered, device = self._function(**arguments), arguments["means"].device
         meta = rendered[-1].source
         entry.options, capacity = meta.options, meta.options.capacity
@@ -214,29 +214,29 @@ class ReplayCache:
         return rendered
 
     def _observe_gradients(self, entry: CacheEntry, images: tuple[Tensor | None, ...]) -> None:
-        """Lets an entry learn the strides of the gradients of images, which are not copied then."""
+        """Records the strides of the gradients of images, so that replays need not copy them."""
         for i, image in enumerate(images):
             if image is not None and image.grad_fn is not None:
                 image.grad_fn.register_prehook(functools.partial(_note_strides, entry.v_strides, i, image.output_nr))
 
     def _trace(self, entry: CacheEntry, arguments: dict[str, Any]) -> TracedCall | None:
-        """Traces a call, with capacities for what its lists need; returns None if that fails."""
+        """Traces a call, with capacities that fit its lists. Returns None if that fails."""
         assert entry.capacities is not None and entry.options is not None
         counts_lists = entry.options.capacity is None
         try:
-            with DeferredSignals():  # or checks after an interrupt would stay deferred
+            with DeferredSignals():  # an interrupt would leave checks deferred
                 if counts_lists:
                     entry.capacities = capacities_for(self._measure(entry.capacities, arguments), entry.min_capacities)
                 arguments = with_capacities(arguments, entry.capacities)
                 return TracedCall(self._function, arguments, entry.v_strides, counts_lists=counts_lists)
-        except Exception as error:  # what cannot be traced runs the stages
+        except Exception as error:  # if the trace fails, the stages run
             entry.is_replayable = False
             logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)
             return None
 
     @torch.no_grad()
     def _measure(self, capacities: Capacities, arguments: dict[str, Any]) -> Capacities:
-        """Returns what lists need: renders with capacities, and with larger ones until nothing overflows."""
+        """Returns the required sizes of lists: renders with capacities, and increases them until nothing overflows."""
         with deferred() as checks:
             self._function(**with_capacities(arguments, capacities))
         needed = max_needed(checks)

@@ -1,4 +1,4 @@
-"""The values of ``meta`` of a replayed call, which are made when they are read."""
+"""The lazy values of ``meta`` of a replayed call, which are computed when they are read."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .traced_calls import TracedCall
 
 
 class LentArena:
-    """The saved arena of a call whose memory is lent by a CUDA graph: a later call may take it back.
+    """The saved arena of a call in the memory of a CUDA graph. A later call may reclaim this memory.
 
     Attributes:
-        memory: [n] uint8.
-        values: Other tensors that backward passes read, and whose copies that call replaces as well.
+        memory: [n] uint8, the memory of the graph, or a copy once a later call has reclaimed it.
+        values: The other tensors that backward passes read. A later call overwrites their copies in the graph.
     """
 
     def __init__(self, memory: Tensor) -> None:
@@ -32,15 +32,16 @@ class LentArena:
 
 
 class ForwardState(NamedTuple):
-    """Holds what is known after a forward pass, without its bases, which autograd frees after a backward pass.
+    """The state after a forward pass, without the bases, which autograd frees after the backward pass.
 
     Attributes:
-        needed: The sizes that lists needed: spans, intersections, entries, chunks and packed rows; and 1 if any
-            exceeded its capacity. None if the caller gave a capacity.
-        n_packed: The number of packed rows, the first ones of tensors of rows; None if rows are not packed.
-        lent: The saved arena, if a later call may take its memory. Otherwise it is one of the bases.
-        read_n_slots: Waits for the forward pass, and returns how many slots the backward pass of images needs, see
-            :attr:`.BackwardPass.slots`; None if that allocates all of them: on a CPU, in graphs, and for few entries.
+        needed: The required sizes of lists and the overflow flag, see :class:`tsplat.data.Intersections`; None if the
+            caller gave a capacity.
+        n_packed: The number of packed rows, which are first in tensors of rows; None if rows are not packed.
+        lent: The saved arena, if a later call may reclaim its memory. Otherwise, the arena is one of the bases.
+        read_n_slots: Waits for the forward pass, and returns the number of slots that the backward pass of images
+            needs, see :attr:`.BackwardPass.slots`. None if it allocates all slots: on a CPU, in graphs, and for few
+            entries.
     """
 
     needed: list[int] | None
@@ -49,24 +50,23 @@ class ForwardState(NamedTuple):
     read_n_slots: Callable[[], int] | None = None
 
     def rows(self, values: Tensor) -> Tensor:
-        """Returns the values of packed rows, which are the first ones of a capacity; all if rows are not packed."""
+        """Returns the values of packed rows, without the remaining rows of the capacity; all if not packed."""
         return values if self.n_packed is None else values[: self.n_packed]
 
     def tensor(self, view: View, bases: Any) -> Tensor:
-        """Returns the tensor of a view, whose base is None if it is an arena that is lent."""
+        """Returns the tensor of a view. A base of None stands for the lent arena."""
         base = bases[view.base]
         return view.of(self.lent.memory if base is None and self.lent is not None else base)
 
 
 class MetaSource(NamedTuple):
-    """Holds what values of ``meta`` are made of.
+    """The source of the lazy values of ``meta``.
 
     Attributes:
-        traced: What was replayed.
-        bases: The bases of the forward pass that it reads, by number.
+        traced: The traced call.
+        bases: The bases of the forward pass that ``meta`` reads, by number.
         state: See :class:`ForwardState`.
-        carrier: The tensor that stands in autograd for all that images depend on besides ``means2d``, see `calls`;
-            None without gradients.
+        carrier: See `calls`; None without gradients.
     """
 
     traced: TracedCall
@@ -81,15 +81,15 @@ class MetaSource(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def lazy_values(traced: TracedCall) -> dict[str, Callable[[MetaSource], Any]]:
-    """Returns the functions of a source that compute values of ``meta``."""
+    """Returns key -> function of a source that computes the value of ``meta``."""
     functions: dict[str, Callable[[MetaSource], Any]] = {name: functools.partial(_row, name) for name in traced.rows}
     return functions | {name: functools.partial(_description, name) for name in LAZY}
 
 
 def _row(name: str, source: MetaSource) -> Tensor:
-    """Returns a value that each row has."""
+    """Returns a value of ``meta`` with one row per projected Gaussian."""
     traced = source.traced
-    # A view would keep the whole arena, and the backward pass would see changes to it.
+    # A copy: a view would keep the whole arena alive, and changes to it would affect the backward pass.
     value = source.state.rows(source.tensor(traced.rows[name])).clone()
     if name in traced.v_row and source.carrier is not None:
         row: Tensor = apply(_Row, traced, name, source.state, value, source.carrier)
@@ -102,7 +102,7 @@ def _description(name: str, source: MetaSource) -> Any:
 
 
 def _meta_inputs(source: MetaSource) -> MetaInputs:
-    """Returns what ``meta`` describes."""
+    """Returns the inputs of the lazy values of the stages."""
     inputs: MetaInputs = map_tree(source.traced.meta_inputs, View, source.tensor)
     intersections: Any = _ReplayedIntersections(source, inputs.intersections)
     rows = source.state.rows
@@ -111,12 +111,12 @@ def _meta_inputs(source: MetaSource) -> MetaInputs:
 
 
 class _ReplayedIntersections:
-    """The intersections of a replayed call, with what ``meta`` reads of :class:`.BandedIntersections`."""
+    """The intersections of a replayed call, with the interface of :class:`.BandedIntersections` that ``meta`` uses."""
 
     def __init__(self, source: MetaSource, whole: Any) -> None:
         self._whole: Intersections = whole
         self.bands, self.budget = source.traced.bands, copy.copy(source.traced.budget)
-        # As in the stages, a packed call of which no Gaussian is visible has no capacity.
+        # As in the stages, a packed call without a visible Gaussian has no capacity.
         needed, n_packed = source.state.needed, source.state.n_packed
         self._has_capacity = needed is None and n_packed != 0
         spans, self.n_intersections, *_ = source.traced.capacities if self._has_capacity else needed or [0, 0]
@@ -131,7 +131,7 @@ class _ReplayedIntersections:
 
 
 class _Row(torch.autograd.Function):
-    """A value of ``meta``. Its gradient is a part of the carrier's."""
+    """The autograd node of a value of ``meta``, whose gradient is a part of that of the carrier."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""A rendering call, traced while the stages run it: its passes, and where these leave what the caller sees."""
+"""Traces a rendering call while the stages run it, and makes its passes and the views of its results."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ ROW_FIELDS = {
     "ray_transforms": "shapes",
     "normals": "normals",
 }
-"""Values of ``meta`` that have gradients of their own, and the fields of ``ProjectedGaussians`` that have them."""
+"""Keys of ``meta`` that are differentiable, besides ``means2d`` -> field of ``ProjectedGaussians``."""
 
 ABSGRAD = -1
-"""Stands for the number of an input in place of ``absgrad`` of ``means2d``."""
+"""Input number that stands for ``absgrad`` of ``means2d``."""
 
 
 class BackwardPass(NamedTuple):
-    """Describes a backward pass: its steps, and the bases that they read and write.
+    """A backward pass: its steps, and the bases that they read and write.
 
     Attributes:
-        steps: The pass.
-        inputs: The numbers of the inputs whose gradients it completes; one more than those of tensors is that of
-            ``gradient_2dgs``.
-        gradients: The view of each gradient; None if images do not depend on the input.
-        outputs: The bases that it allocates: of gradients, and of what the other pass reads.
-        zeroed: The base of these that begins with zeros, and their number; None if there are none.
-        scratch: The arena that does not leave it.
-        slots: The slots of compositing, at the tail of this arena, of which a call uses a part only; or None.
-        saved: The bases of the forward pass that it reads, the first of those that its steps take.
-        incoming: The bases of the gradients that it starts from, which follow.
+        steps: The steps. They take the bases ``saved``, ``incoming``, those of ``outputs``, and ``scratch``.
+        inputs: The numbers of the inputs whose gradients it completes. The number after the last input stands for
+            ``gradient_2dgs``, and ``ABSGRAD`` for absgrad.
+        gradients: The view of each of these gradients; None if images do not depend on the input.
+        outputs: The bases that it allocates: gradients, and what it hands over to the other pass.
+        zeroed: The output that must start with zeros, and the number of zeros; or None.
+        scratch: The arena of internal tensors.
+        slots: The slots of compositing at the tail of ``scratch``; or None.
+        saved: The bases of the forward pass that it reads.
+        incoming: The bases of the incoming gradients.
     """
 
     steps: Pass
@@ -84,30 +84,30 @@ class BackwardPass(NamedTuple):
 
     @property
     def results(self) -> list[int]:
-        """The bases that hold its results: its outputs, and others that gradients are in."""
+        """The bases that hold its results: its outputs, and the bases of gradients."""
         outputs = [output.base for output in self.outputs]
         return list(dict.fromkeys(outputs + [view.base for view in self.gradients if view is not None]))
 
     def clear(self, bases: dict[int, Tensor]) -> None:
-        """Sets those elements of its outputs to zero that have to be."""
+        """Zeroes the elements of outputs that must be zero, see ``zeroed``."""
         if self.zeroed is not None:
             base, n = self.zeroed
-            if torch.is_anomaly_enabled():  # which looks for values that are not finite
+            if torch.is_anomaly_enabled():  # it checks all elements for NaN
                 bases[base].zero_()
             elif n:
                 bases[base][:n].zero_()
 
 
 class _ForwardTrace(NamedTuple):
-    """The results of a function that was traced.
+    """The results of a traced rendering function.
 
     Attributes:
-        images: What the function returned but ``meta``, and after that the images in ``meta``.
-        n_images: The number of the former.
-        in_meta: For each image in ``meta``, its number.
-        values: The values of ``meta`` that are not computed when they are read.
-        meta_inputs: What the others are computed from.
-        needed: The sizes that lists needed.
+        images: The returned values except ``meta``, then the images in ``meta``.
+        n_images: The number of returned values except ``meta``.
+        in_meta: Key of ``meta`` -> index of the image.
+        values: The values of ``meta`` that are not lazy.
+        meta_inputs: The source of the lazy values.
+        needed: See :class:`tsplat.data.Intersections`.
     """
 
     images: list[Tensor | None]
@@ -119,14 +119,14 @@ class _ForwardTrace(NamedTuple):
 
 
 class _BackwardTrace(NamedTuple):
-    """The gradients of a function that was traced.
+    """The gradients of a traced rendering function.
 
     Attributes:
         split: The number of steps before those from ``means2d`` to the inputs.
-        v_images: The gradients of images.
-        gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
-        v_means2d, v_rows: Gradients of ``means2d``, and of what else projection returned, by its name.
-        zeros: Gradients, by name, of what images do not depend on.
+        v_images: The incoming gradients of images.
+        gradients: Number of an input, or ``ABSGRAD`` -> its gradient or None.
+        v_means2d, v_rows: Gradients of ``means2d``, and of the other results of the projection by name.
+        zeros: Name -> gradient of the results of the projection that images do not depend on.
     """
 
     split: int
@@ -138,16 +138,17 @@ class _BackwardTrace(NamedTuple):
 
 
 class _CallTrace(NamedTuple):
-    """The trace of a call, without the steps that nothing needs.
+    """The trace of a call, without dead steps.
 
     Attributes:
-        steps: Of the forward pass, then of the backward pass from images to ``means2d``, then of that to the inputs.
-        n_forward, split: Where the second and the third of these begin.
+        steps: The steps of the forward pass, of the backward pass from images to ``means2d``, and of the backward pass
+            from ``means2d`` to the inputs.
+        n_forward, split: The indices of the first steps of the two backward passes.
         inputs: The tensors among the arguments.
-        forward: What the call returned; its ``meta_inputs`` have the intersections in place of their bands.
-        banded: The intersections in their bands.
-        backward: The gradients of all images.
-        on_gpu: Whether kernels run on a GPU, or an emulated one.
+        forward: The results. Its ``meta_inputs`` have intersections instead of :class:`.BandedIntersections`.
+        banded: The :class:`.BandedIntersections`.
+        backward: The gradients.
+        on_gpu: Whether kernels run on a real or emulated GPU.
         slot_usage: See :class:`.Trace`.
     """
 
@@ -165,7 +166,7 @@ class _CallTrace(NamedTuple):
 def _trace_call(
     function: Callable[..., Any], arguments: dict[str, Any], v_strides: Mapping[int, tuple[int, ...]]
 ) -> _CallTrace:
-    """Traces a function, and the gradients of all its images."""
+    """Traces a rendering function and its backward pass."""
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
     on_gpu = runs_on_gpu(inputs[0])
     trace = Trace(runs_kernels=False, tracks_slots=on_gpu)
@@ -190,7 +191,7 @@ def _trace_call(
 
 
 def _trace_forward(trace: Trace, function: Callable[..., Any], arguments: dict[str, Any]) -> _ForwardTrace:
-    """Traces a function."""
+    """Traces a rendering function without its backward pass."""
     with deferred() as checks:
         *images, meta = trace.record(functools.partial(function, **arguments))
     (check,) = checks
@@ -205,7 +206,7 @@ def _trace_forward(trace: Trace, function: Callable[..., Any], arguments: dict[s
 def _trace_backward(
     trace: Trace, forward: _ForwardTrace, inputs: list[Tensor], v_strides: Mapping[int, tuple[int, ...]]
 ) -> _BackwardTrace:
-    """Traces the gradients of all images."""
+    """Traces the backward pass from all images to the inputs."""
     images, values, means2d = forward.images, forward.values, forward.values["means2d"]
     differentiable = {i: image for i, image in enumerate(images) if image is not None and image.requires_grad}
     roots = list(differentiable.values())
@@ -222,7 +223,7 @@ def _trace_backward(
     splits: list[int] = []
     if roots:
         with torch.autograd.set_multithreading_enabled(False):
-            # What images do not depend on has a gradient of zeros, to which callers may add.
+            # Rows that images do not depend on get gradients of zero, to which callers may add.
             reached = _edges_from(roots)
             zeros = {n: torch.zeros_like(row) for n, row in rows.items() if get_gradient_edge(row)[:2] not in reached}
             if "means2d" in rows:
@@ -245,19 +246,19 @@ def _trace_backward(
 
 
 def _last_use(steps: Sequence[Step], tensor: Tensor) -> int:
-    """Returns the number of the last step that uses a tensor."""
+    """Returns the index of the last step that uses a tensor."""
     storage = storage_of(tensor)
     return max(i for i, step in enumerate(steps) if any(used.storage == storage for used in tensors_of(step)))
 
 
 def _zeros_like(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
-    """Returns zeros of the shape and dtype of a tensor, with these strides, or in C order."""
+    """Returns zeros with the shape and dtype of a tensor, with the given strides or in C order."""
     zeros = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
     return zeros if strides is None else zeros.as_strided(zeros.shape, strides)
 
 
 def _edges_from(roots: list[Tensor]) -> set[tuple[Any, int]]:
-    """Returns the inputs of all nodes of autograd that gradients of roots reach, as nodes and numbers of outputs."""
+    """Returns the edges, (node, output number), that gradients of roots reach in the autograd graph."""
     reached: set[tuple[Any, int]] = set()
     todo: list[Any] = [root.grad_fn for root in roots]
     while todo:
@@ -268,45 +269,43 @@ def _edges_from(roots: list[Tensor]) -> set[tuple[Any, int]]:
 
 
 class TracedCall:
-    """The passes of a call, and the views of what it returns.
+    """The passes of a call, and the views of its results.
 
     Args:
         function: The rendering function, which runs the stages.
-        arguments: Of a call with capacities for its lists (``with_capacities``).
-        v_strides: Strides of gradients of images, by their numbers; of others C order.
-        counts_lists: Whether calls wait for what lists need, because the caller gave no capacity.
+        arguments: The arguments of a call with capacities for its lists (``with_capacities``).
+        v_strides: Image index -> strides of its gradient; C order if absent.
+        counts_lists: Whether calls wait for the required sizes of lists, because the caller gave no capacity.
 
     Attributes:
-        capacities: Of its lists.
+        capacities: The capacities of lists.
         counts_lists: As given.
         n_inputs: The number of tensors among the arguments. They are the first bases.
-        device: Where it runs.
+        device: The device of the call.
         on_gpu: As in :class:`_CallTrace`.
-        is_packed: Whether rows are packed. Tensors of rows then have as many as a capacity.
-        forward: The forward pass; on a GPU in two parts, after the first of which it is known what lists need, and how
-            many rows are packed.
-        outputs: The bases that it allocates for images, ``means2d`` and ``gradient_2dgs``.
-        saved_arena, scratch: Its arenas. The first is needed by backward passes and ``meta``, the second not after the
-            pass.
+        is_packed: Whether rows are packed. Tensors of rows then have as many rows as the capacity.
+        forward: The forward pass. On a GPU, it has two parts; after the first one, the required sizes of lists and the
+            number of packed rows are known.
+        outputs: The bases that the forward pass allocates for images, ``means2d`` and ``gradient_2dgs``.
+        saved_arena, scratch: The arena that backward passes and ``meta`` read, and the arena that is not needed after
+            the forward pass.
         images, n_images, in_meta: As in :class:`_ForwardTrace`, with views.
-        differentiable: Which images are, by number.
-        means2d: The view of ``means2d``.
-        gradient_2dgs: That of ``gradient_2dgs``, or None.
-        meta_keys: The values of ``meta`` that are not made when they are read, in their order.
-        meta_constants: Those that are not tensors.
-        rows: The views of those that are, by name.
-        meta_inputs, bands, budget: What describes the rest of ``meta``, with views in place of tensors.
+        differentiable: The indices of differentiable images.
+        means2d, gradient_2dgs: The view of ``means2d``, and that of ``gradient_2dgs`` or None.
+        meta_keys: The keys of ``meta`` whose values are not lazy, in their order.
+        meta_constants: Key -> value of those that are not tensors.
+        rows: Key -> view of those that are tensors with rows of Gaussians.
+        meta_inputs, bands, budget: The source of the lazy values of ``meta``, with views instead of tensors.
         needed: The view of ``needed``, [6] int64, see :class:`tsplat.data.Intersections`.
         meta_bases: The bases that ``meta`` reads.
-        images_backward: From the gradients of images to those of ``means2d``, and of inputs that need no more.
-        means2d_backward: From there to the other inputs; None if these do not depend on ``means2d``.
-        v_images, v_views: The bases of the gradients of images, and their views; None for those in C order.
-        v_means2d: The base of the gradient of ``means2d``, and whether images depend on them.
-        v_carrier: That of all else that one backward pass hands over to the other, an arena of the dtype of
-            ``means2d``. It is the gradient of a tensor, the carrier.
-        handed_over: The bases of both, or none.
-        v_row: For values of ``meta``, the view of their gradient in ``v_carrier``.
-        zero: The carrier, before it is expanded. Its value does not matter.
+        images_backward: The backward pass from images to ``means2d``, and to the inputs of compositing.
+        means2d_backward: The backward pass from ``means2d`` to the other inputs; None if none depends on ``means2d``.
+        v_images, v_views: The bases of the gradients of images; and their views, or None for C order.
+        v_means2d: The base of the gradient of ``means2d``, and whether images depend on ``means2d``; or None.
+        v_carrier: The base of the gradient of the carrier, see `calls`: an arena of the dtype of ``means2d``.
+        handed_over: The bases of the gradients of ``means2d`` and of the carrier, or none.
+        v_row: Key of ``meta`` -> view of its gradient in ``v_carrier``.
+        zero: The carrier before it is expanded. Its value does not matter.
     """
 
     def __init__(
@@ -320,7 +319,7 @@ class TracedCall:
         self.counts_lists = counts_lists
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
-            call = _trace_call(function, _apart(arguments, enabled), v_strides)
+            call = _trace_call(function, _with_own_storages(arguments, enabled), v_strides)
         self.capacities: Capacities = call.forward.meta_inputs.options.capacity
         self.is_packed: bool = call.forward.meta_inputs.options.packed
         bases = Bases()
@@ -356,7 +355,7 @@ class TracedCall:
         self.means2d = view_of_output(bases, means2d, self.outputs)
         self.gradient_2dgs = None if gradient_2dgs is None else bases.view(gradient_2dgs)
         self.device, self.on_gpu = means2d.device, call.on_gpu
-        # On a GPU, a call reads what lists need as soon as the last ones are counted, before these are composited.
+        # On a GPU, a call reads `needed` as soon as the last list has been counted, before it is composited.
         n = _last_use(steps, forward.needed) + 1
         parts = (steps[:n], steps[n:]) if self.on_gpu else (steps,)
         self.forward = [Pass(part, bases, range(bases.n), on_gpu=self.on_gpu) for part in parts]
@@ -393,7 +392,7 @@ class TracedCall:
         of_first, of_second = lifetimes_of(first, bases), lifetimes_of(second, bases)
         handed_over = [life for storage, life in of_first.items() if storage in of_second]
         if any(life.size % dtype.itemsize for life in handed_over):
-            raise UnsupportedError("what goes from one backward pass to the other has another dtype than means2d")
+            raise UnsupportedError("a tensor between the two backward passes does not have the dtype of means2d")
         v_carrier, size, n_zeros = _arena_after_zeros(bases, zeros, handed_over)
         self.v_carrier = AllocatedBase(v_carrier, (max(size // dtype.itemsize, 1),), (1,), dtype)
         self.handed_over = [] if self.v_means2d is None else [self.v_means2d[0].base, v_carrier]
@@ -434,8 +433,7 @@ class TracedCall:
 def _add_scratch(
     bases: Bases, lifetimes: list[Lifetime], slot_usage: dict[int, tuple[TracedTensor, int]]
 ) -> tuple[Arena, ArenaSlots | None]:
-    """Adds the arena of a backward pass. Returns it, and the slots at its tail, of which a call uses a part only, if
-    there are any."""
+    """Adds the arena of a backward pass. Returns it, and the slots of compositing at its tail, or None."""
     tail = next((life for life in lifetimes if life.storage in slot_usage), None)
     if tail is None:
         return add_arena(bases, lifetimes), None
@@ -446,8 +444,10 @@ def _add_scratch(
 
 
 def _arena_after_zeros(bases: Bases, zeros: list[Tensor], handed_over: list[Lifetime]) -> tuple[int, int, int]:
-    """Adds a base for some storages after those of zeros. Returns its number, its size, and that of the zeros, in
-    bytes."""
+    """Adds a base that starts with tensors of zeros, followed by the storages that are handed over.
+
+    Returns its number, its size, and the size of the zeros, in bytes.
+    """
     base, begin = bases.add(), 0
     sizes: list[int] = []
     of_zeros = [Lifetime(traced.storage, traced.size, 0, FOREVER) for traced in map(TracedTensor.of, zeros)]
@@ -460,27 +460,27 @@ def _arena_after_zeros(bases: Bases, zeros: list[Tensor], handed_over: list[Life
     return base, sum(sizes), sizes[0]
 
 
-def _apart(arguments: dict[str, Any], enabled: bool) -> dict[str, Any]:
-    """Returns arguments whose tensors are leaves with storages of their own, to tell them apart.
+def _with_own_storages(arguments: dict[str, Any], enabled: bool) -> dict[str, Any]:
+    """Returns arguments whose tensors are leaves with distinct storages, by which a trace distinguishes them.
 
-    A tensor is copied only if it shares its storage with another, or was made in inference mode.
+    Copies a tensor only if it shares its storage with another one, or was made in inference mode.
     """
     n_uses = Counter(storage_of(value) for value in arguments.values() if isinstance(value, Tensor))
 
-    def apart(value: Any) -> Any:
+    def separate(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if n_uses[storage_of(value)] > 1 or value.is_inference():
             return copy_with_layout(value, enabled)
         return value.detach().requires_grad_(enabled and value.requires_grad)
 
-    return {name: apart(value) for name, value in arguments.items()}
+    return {name: separate(value) for name, value in arguments.items()}
 
 
 def copy_with_layout(tensor: Tensor, enabled: bool = False) -> Tensor:
-    """Returns a copy with the same strides and the same alignment, in a storage of its own.
+    """Copies a tensor to a new storage, with the same strides and alignment.
 
-    It needs a gradient if the tensor does and gradients are ``enabled``.
+    The copy requires a gradient if the tensor does and gradients are ``enabled``.
     """
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     offset = tensor.data_ptr() % SPECIALIZED_ALIGNMENT // tensor.itemsize

@@ -1,4 +1,4 @@
-"""A function of tensors that is traced while it runs, and replayed on other tensors of the same layout."""
+"""Traces a function of tensors while it runs, and replays it on other tensors with the same layout."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .replay import Pass, runs_on_gpu
 
 
 class TracedFunction:
-    """A function that has run, and whose launches and operators are replayed by one pass.
+    """A traced function, whose launches and operators are replayed by one pass. The constructor runs the function.
 
-    Unlike calls of :func:`tsplat.rasterization`, a replay has no part in autograd: a function that differentiates does
-    so itself, and its gradients are among its results.
+    Unlike calls of :func:`tsplat.rasterization`, a replay is not part of autograd. A function that differentiates does
+    so itself, and returns the gradients.
 
     Args:
-        function: Returns tensors, or None. Does not read values of tensors.
-        inputs: The tensors that it reads and that other calls may have elsewhere. Others that it does not make are
-            constants, such as the window of SSIM. It may change both.
+        function: A function without arguments that returns tensors or None, and does not read values of tensors.
+        inputs: The tensors that it reads, which other calls replace. Other tensors that it does not make are constants,
+            such as the window of SSIM. It may modify both.
 
     Raises:
         UnsupportedError: The function reads values, or returns a view of a tensor that it does not make.
@@ -57,22 +57,22 @@ class TracedFunction:
         self._first: list[Tensor | None] | None = results
 
     def take_first(self) -> list[Tensor | None]:
-        """Returns what the function returned, once."""
+        """Returns the results of the traced run. May be called once."""
         first, self._first = self._first, None
         assert first is not None
         return first
 
     def allocate_scratch(self) -> Tensor:
-        """Allocates memory for what the function makes and does not return, [n] uint8."""
+        """Allocates memory for internal tensors of the function, [n] uint8."""
         return torch.empty(self._scratch.size, dtype=torch.uint8, device=self._device)
 
     def bind(
         self, inputs: Sequence[Tensor], scratch: Tensor | None = None
     ) -> tuple[list[Tensor | None], Callable[[], None]]:
-        """Returns results, in memory of their own, and a function that computes them from inputs of the same layouts.
+        """Allocates results, and returns them with a function that computes them from inputs of the same layouts.
 
-        `scratch`, [n] uint8, may be that of another function that does not run at the same time; it is used if it is
-        large enough.
+        `scratch`, [n] uint8, is memory that may be shared with functions that do not run at the same time. It is used
+        if it is large enough.
         """
         if scratch is None or len(scratch) < self._scratch.size:
             scratch = self.allocate_scratch()

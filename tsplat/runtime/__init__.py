@@ -1,1 +1,1 @@
-"""Runs functions under PyTorch: backends, autograd, ``torch.compile``, traces, memory and processes."""
+"""Integration with PyTorch: backends, autograd, ``torch.compile``, traces, memory and process groups."""

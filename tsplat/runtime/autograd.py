@@ -1,4 +1,4 @@
-"""Backward passes that cannot be differentiated again, and rows of tensors."""
+"""Helpers for autograd functions: backward passes without second derivatives, and differentiable rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Turns ``backward(ctx, saved, *v)`` into a backward pass of plain gradients, whose own derivative raises.
+    """Decorates ``backward(ctx, saved, *v)`` of an autograd function. Second derivatives raise UnsupportedError.
 
-    Autocast is off in it, also where a program calls its backward pass inside of autocast.
+    Incoming gradients are made plain, and autocast is turned off.
 
     PyTorch's decorator of the same name disconnects gradients from the inputs, so that ``torch.autograd.grad`` with
-    ``allow_unused`` silently returns None for second derivatives.
+    ``allow_unused`` silently returns None for second derivatives. Save all inputs for the backward pass, to detect
+    which of them require gradients.
     """
 
     @functools.wraps(backward)
@@ -47,7 +48,7 @@ def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gra
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Calls a function as its ``apply`` does, which first unwraps tensors of torch.func; checks have refused those."""
+    """Does what ``function.apply`` does, without the slow support of torch.func, which checks have refused."""
     return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
@@ -65,7 +66,7 @@ class _NoSecondDerivative(torch.autograd.Function):
 
 
 class _TakeRows(torch.autograd.Function):
-    """Rows of a tensor, whose gradients are summed in a fixed order."""
+    """Gathers rows of a tensor, and sums their gradients in a fixed order."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ids: Tensor, unique: bool) -> Tensor:
@@ -80,7 +81,7 @@ class _TakeRows(torch.autograd.Function):
 
 
 def take_rows(values: Tensor, ids: Tensor, *, unique: bool = False) -> Tensor:
-    """Takes rows [R, ...] of values [n, ...] by ids [R] int64, no two of which are equal if unique. Differentiable."""
+    """Gathers rows [R, ...] of values [n, ...] by ids [R] int64. Differentiable; faster if ids are unique."""
     rows: Tensor = _TakeRows.apply(values, ids, unique)  # type: ignore[no-untyped-call]
     return rows
 
@@ -96,6 +97,6 @@ class _Zeros(torch.autograd.Function):
 
 
 def zeros_for(tensor: Tensor) -> Tensor:
-    """Returns zeros whose gradient is that of a tensor. Its values, which may be NaN, are not read."""
+    """Returns zeros in the shape of a tensor, whose gradient is passed on to the tensor. Does not read its values."""
     zeros: Tensor = apply(_Zeros, tensor)
     return zeros

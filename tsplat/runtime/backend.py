@@ -1,7 +1,7 @@
 """Backend selection: Triton kernels, on a GPU or compiled for the CPU, or vectorized PyTorch.
 
-The packages ``kernels`` and ``kernels_torch`` offer the same launchers with the same signatures; :func:`launchers`
-returns one of them. They are imported on first use, so that ``import tsplat`` neither needs Triton nor compiles.
+The packages ``kernels`` and ``kernels_torch`` have the same functions with the same signatures; :func:`launchers`
+returns one of them. They are imported on first use, so that ``import tsplat`` neither requires Triton nor compiles.
 """
 
 import functools
@@ -21,20 +21,20 @@ NO_TRITON = "the triton package is not installed: pip install triton (Linux)"
 
 @functools.cache
 def triton_problem() -> str | None:
-    """Returns why Triton cannot be imported, or None if it can. Warns if it is installed."""
+    """Returns why Triton cannot be imported, or None if it can. Warns if it is installed but broken."""
     try:
         if importlib.util.find_spec("triton") is None:
             return NO_TRITON
         import triton
 
-        triton.knobs  # noqa: B018  # an old Triton has none
+        triton.knobs  # noqa: B018  # missing in old versions
         return None
-    except Exception as error:  # an OSError or an AttributeError, where its library is of another system or version
+    except Exception as error:  # for example OSError or AttributeError, if the library is for another system or version
         return _falls_back(f"triton is installed, but cannot be imported ({_describe(error)}); install it again")
 
 
 def has_triton() -> bool:
-    """Returns whether the triton package is installed, and can be imported."""
+    """Returns whether the triton package is installed and can be imported."""
     return triton_problem() is None
 
 
@@ -49,28 +49,28 @@ def triton_is_interpreted() -> bool:
 
 @functools.cache
 def cpu_compiler_problem() -> str | None:
-    """Returns why Triton kernels cannot be compiled for this machine's CPU, or None if they can: a small one was.
+    """Returns why Triton kernels cannot be compiled for the CPU, or None if a small kernel could be compiled.
 
-    Warns, as rendering is much slower then, unless Triton or llvmlite is not installed.
+    Warns about the problem, as rendering is then much slower, unless Triton or llvmlite is not installed.
     """
     if problem := triton_problem():
         return problem
     try:
         from ..triton_cpu import MissingDependencyError, TritonCPUError, check_compiler, check_machine
-    except Exception as error:  # a Triton without a name that the compiler imports
-        return _falls_back(f"Triton has no compiler for the CPU that tsplat knows ({_describe(error)})")
+    except Exception as error:  # this version of Triton lacks a name that the compiler imports
+        return _falls_back(f"tsplat cannot compile kernels of this version of Triton for the CPU ({_describe(error)})")
     try:
         check_machine()
         check_compiler()
     except MissingDependencyError as error:
         return str(error) if error.not_installed else _falls_back(str(error))
-    except Exception as error:  # also those of a damaged llvmlite
+    except Exception as error:  # including errors of a damaged llvmlite
         return _falls_back(str(error) if isinstance(error, TritonCPUError) else _describe(error))
     return None
 
 
 def _falls_back(problem: str) -> str:
-    """Warns that a problem makes rendering slow, and returns it."""
+    """Warns that rendering is slower due to a problem, and returns the problem."""
     warnings.warn(f"backend='auto' falls back to backend='torch', which is slower: {problem}", stacklevel=3)
     return problem
 
@@ -80,18 +80,18 @@ def _describe(error: Exception) -> str:
 
 
 def gpu_driver() -> tuple[str | None, str | None]:
-    """Returns what launches kernels on GPUs, such as "CUDA 13.0", and None; or None, and why it cannot be used."""
+    """Returns the version of the GPU driver, such as "CUDA 13.0", and None; or None, and why it cannot be used."""
     if problem := triton_problem():
         return None, problem
     try:
         from .. import gpu_driver
     except ImportError as error:
-        return None, f"Triton has no launcher for GPUs that tsplat knows ({_describe(error)})"
+        return None, f"tsplat cannot launch kernels of this version of Triton on GPUs ({_describe(error)})"
     return gpu_driver.version()
 
 
 def choose(device: torch.device, backend: Backend = "auto") -> tuple[Literal["triton", "torch", "reference"], str]:
-    """Returns the backend that runs tensors on a device, and the reason; raises BackendError for one that cannot."""
+    """Returns the backend for tensors on a device, and the reason. Raises BackendError if `backend` cannot run."""
     check_choice("backend", backend, BACKENDS)
     if backend == "torch" or backend == "reference":
         return backend, "requested"
@@ -119,7 +119,7 @@ def _triton_problem(device: torch.device, backend: Backend) -> str | None:
 
 
 def set_kernel_threads() -> None:
-    """Moves the number of threads from PyTorch's operators, which keep one, to kernels compiled for the CPU."""
+    """Gives kernels compiled for the CPU the threads of PyTorch's operators, which keep a single thread."""
     from .. import triton_cpu
 
     triton_cpu.set_num_threads(triton_cpu.get_num_threads())
@@ -127,8 +127,7 @@ def set_kernel_threads() -> None:
 
 
 def launchers(device: torch.device, backend: Backend = "auto") -> Any:
-    """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``. Chosen once per
-    device."""
+    """Returns the package of launchers for a device, ``kernels`` or ``kernels_torch``. Chosen once per device."""
     package = _chosen.get((device, backend))
     if package is None:
         chosen, reason = choose(device, backend)
@@ -140,4 +139,4 @@ def launchers(device: torch.device, backend: Backend = "auto") -> Any:
 
 
 _chosen: dict[tuple[torch.device, Backend], Any] = {}
-"""Launchers by device and backend."""
+"""(Device, backend) -> package of launchers."""

@@ -1,7 +1,7 @@
-"""Bundles of tensors as the flat tensors that autograd takes, and back.
+"""Flattens bundles to lists of tensors, as autograd functions take them, and restores bundles from these.
 
-A bundle is a NamedTuple, or a plain tuple, of tensors, None, bundles and other values. The functions here go over all
-fields of a bundle, so that a new field needs no change of them. A tree is a nest of tuples, lists and dictionaries.
+A bundle is a NamedTuple or tuple of tensors, None, bundles and other values. The functions loop over all fields, so a
+new field requires no change. A tree is nested tuples, lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def flatten(bundle: tuple[Any, ...]) -> list[Tensor | None]:
 
 
 def structure(bundle: Any) -> Any:
-    """Returns a bundle with None in place of its tensors; see :func:`restore`."""
+    """Returns a bundle with tensors replaced by None; see :func:`restore`."""
     return split(bundle)[0]
 
 
 def split(bundle: Any) -> tuple[Any, list[Tensor | None]]:
-    """Returns what :func:`structure` and :func:`flatten` do."""
+    """Returns the results of :func:`structure` and :func:`flatten`."""
     flat: list[Tensor | None] = []
     return _split(bundle, flat), flat
 
 
 def _split(bundle: Any, flat: list[Tensor | None]) -> Any:
-    """Returns the structure of a bundle, and appends its tensors. No closure, which would keep them alive."""
+    """Returns the structure of a bundle, and appends its tensors. Not a closure, which would keep them alive."""
     values = []
     for value in bundle:
         if value is None or isinstance(value, Tensor):
@@ -48,7 +48,7 @@ def _split(bundle: Any, flat: list[Tensor | None]) -> Any:
 
 
 def restore(like: Any, flat: Iterable[Any]) -> Any:
-    """Returns the bundle of a :func:`structure`, with the values of a flat bundle in place of None."""
+    """Returns a :func:`structure` with None replaced by the values of a flat bundle, in their order."""
     rest = iter(flat)
     values = [
         next(rest) if value is None else restore(value, rest) if isinstance(value, tuple) else value for value in like
@@ -57,15 +57,15 @@ def restore(like: Any, flat: Iterable[Any]) -> Any:
 
 
 def map_tree(tree: Any, leaf_type: type[Any], function: Callable[[Any], Any]) -> Any:
-    """Returns a tree in which a function has replaced each value of a type."""
+    """Applies a function to each value of a type in a tree. Returns the new tree."""
     if isinstance(tree, leaf_type):
         return function(tree)
     if isinstance(tree, dict):
         return {name: map_tree(value, leaf_type, function) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
-        kind: Any = type(tree)
+        cls: Any = type(tree)
         values = [map_tree(value, leaf_type, function) for value in tree]
-        return tuple.__new__(kind, values) if hasattr(kind, "_fields") else kind(values)
+        return tuple.__new__(cls, values) if hasattr(cls, "_fields") else cls(values)
     return tree
 
 

@@ -1,4 +1,4 @@
-"""Keeps PyTorch from tracing or transforming operations, except for calls that become operators of a graph."""
+"""Excludes functions from ``torch.compile`` and other tracing, except for calls that become operators of a graph."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ REASON = (
 
 
 def eager(function: Callable[Parameters, Result], operator: Operator | None = None) -> Callable[Parameters, Result]:
-    """Excludes a function, and all that it calls, from ``torch.compile``: a graph break instead of dozens of graphs.
+    """Excludes a function and all that it calls from ``torch.compile``: one graph break instead of dozens of graphs.
 
-    With an operator, the calls that it fits become part of the graph. ``torch.compiler.disable`` imports
-    ``torch._dynamo``, which takes seconds, so it is applied once something else has imported that: nothing is compiled
-    before.
+    With an operator, calls that the operator supports become part of the graph. ``torch.compiler.disable`` imports
+    ``torch._dynamo``, which takes seconds. It is therefore applied only after something else has imported
+    ``torch._dynamo``; nothing is compiled before.
     """
     disabled: list[Callable[Parameters, Result]] = []
 
     def disable() -> bool:
-        """Fills the list: functions for calls that nothing traces, and for calls in traced code."""
+        """Fills `disabled`: the functions for calls that are not traced, and for calls in traced code."""
         if not disabled:
             outside = function if operator is None else operator.call_outside
             disabled.extend(torch.compiler.disable(each, reason=REASON) for each in (function, outside))  # type: ignore[no-untyped-call]
@@ -59,16 +59,16 @@ def eager(function: Callable[Parameters, Result], operator: Operator | None = No
 
 
 def in_graphs(results: Results) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Excludes a function from ``torch.compile`` except for calls that can be operators of a graph."""
+    """Decorates a function like :func:`eager`; calls that the operator supports become part of a graph."""
     return lambda function: eager(function, Operator(function, results))
 
 
 def plain_all(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
-    """Returns the arguments of an operation, with its tensors, and those of its bundles, as :func:`plain` returns them.
+    """Applies :func:`plain` to the tensors among the arguments of an operation, and to those in bundles.
 
     Raises:
         UnsupportedError, DeviceError: As :func:`plain`.
-        UnsupportedError: PyTorch transforms or traces the operation, which it cannot do to kernels.
+        UnsupportedError: PyTorch transforms or traces the operation, which kernels do not support.
     """
     unpack: Any = forward_ad.unpack_dual if forward_ad._current_level >= 0 else None
     resolved = []
@@ -87,42 +87,42 @@ def plain_all(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
 
 
 def is_transformed() -> bool:
-    """Returns whether PyTorch transforms or traces operations, or a ``TorchDispatchMode`` sees them."""
+    """Returns whether PyTorch transforms or traces operations, or a ``TorchDispatchMode`` is active."""
     transforms: bool = torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
     return transforms or torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_plain_call() -> bool:
-    """Returns whether this thread computes as usual.
+    """Returns whether no mode of PyTorch affects this thread.
 
-    False while PyTorch compiles, transforms, or differentiates in forward mode, detects anomalies, or has hooks for
+    Returns False during compilation, transforms, forward-mode differentiation and anomaly detection, and with hooks for
     saved tensors.
     """
     if torch.compiler.is_compiling() or is_transformed() or forward_ad._current_level >= 0:
         return False
     if torch.is_anomaly_enabled():
         return False
-    # Hooks keep what a backward pass needs, or compute it again.
+    # Hooks store saved tensors elsewhere, or recompute them.
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def refuse_transforms() -> None:
-    """Raises an UnsupportedError if PyTorch transforms or traces operations."""
+    """Raises UnsupportedError if PyTorch transforms or traces operations."""
     if not is_transformed():
         return
     if torch._C._are_functorch_transforms_active():
         raise UnsupportedError(TRANSFORMS)
     if torch._C._get_tracing_state() is not None:
         raise UnsupportedError("torch.jit.trace is not implemented; call the function without tracing it")
-    kinds = torch._C._TorchDispatchModeKey
-    if any(torch._C._get_dispatch_mode(kind) for kind in (kinds.FAKE, kinds.PROXY, kinds.FUNCTIONAL)):
+    keys = torch._C._TorchDispatchModeKey
+    if any(torch._C._get_dispatch_mode(key) for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL)):
         raise UnsupportedError(
             "tracing (FakeTensorMode, make_fx, torch.export) is not implemented; call the function outside of it"
         )
 
 
 def with_plain_tensors(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Passes arguments through :func:`plain_all` before a function gets them, and turns autocast off."""
+    """Decorates a function to apply :func:`plain_all` to its arguments, and to turn autocast off."""
     names = tuple(inspect.signature(function).parameters)
 
     @functools.wraps(function)

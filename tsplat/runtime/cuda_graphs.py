@@ -1,4 +1,4 @@
-"""Captures functions in CUDA graphs, which are replayed without Python."""
+"""Captures functions in CUDA graphs."""
 
 import contextlib
 import functools
@@ -15,44 +15,44 @@ Result = TypeVar("Result")
 
 
 class GraphRecorder:
-    """Captures functions one after the other, on the current device, with a pool of memory for their graphs.
+    """Captures functions in CUDA graphs that share a memory pool, one after the other, on the current device.
 
     A backward pass runs on the stream of its forward pass: capture both with the same object. PyTorch cannot capture
-    into a pool whose last graph is gone.
+    into a pool after its last graph has been destroyed.
     """
 
     def __init__(self) -> None:
-        with _lock:  # not in a capture
-            # PyTorch keeps the memory of graphs that are gone until a call is short of it, and captures do not get it.
+        with _lock:  # not during a capture
+            # PyTorch caches the memory of destroyed graphs until an allocation fails. Captures cannot use it.
             torch.cuda.empty_cache()
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _stream_of(torch.cuda.current_device())
 
     def warm_up(self, function: Callable[[], object]) -> None:
-        """Calls a function whose kernels may have to be compiled, which a capture does not allow."""
+        """Calls a function before its capture, so that its kernels are compiled, which a capture does not allow."""
         with DeferredSignals(), self._on_stream():
             function()
 
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """Captures a function. Returns its results, which are valid after a replay, and what replays it."""
+        """Captures a function. Returns its results, which are valid after a replay, and a function that replays it."""
         graph = torch.cuda.CUDAGraph()
         with DeferredSignals(), self._on_stream(), _without_collections():
-            # Other threads may read photographs meanwhile.
+            # "thread_local", as other threads may load photographs meanwhile.
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 results = function()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # it does not say why
+                with contextlib.suppress(RuntimeError):  # the original error is more informative
                     self._end(graph)
                 raise
             self._end(graph)
         return results, graph.replay
 
     def _end(self, graph: Any) -> None:
-        """Ends a capture, also one that has failed, which PyTorch leaves underway.
+        """Ends a capture, also a failed one, which PyTorch does not end.
 
-        Its allocator would then free no memory when it is short, and random numbers and replays would raise an error
-        until another capture ends.
+        Otherwise, the allocator would not free cached memory, and random numbers and replays would raise an error until
+        another capture ends.
         """
         try:
             graph.capture_end()
@@ -82,7 +82,7 @@ class GraphRecorder:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Pauses Python's collections of garbage, as a graph that is destroyed in a capture invalidates it."""
+    """Disables Python's garbage collection: destroying a graph during a capture would invalidate the capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -93,10 +93,10 @@ def _without_collections() -> Iterator[None]:
 
 
 _lock = threading.Lock()
-"""Held by one capture at a time, as all have the same stream."""
+"""Serializes captures, which use the same stream."""
 
 
 @functools.cache
 def _stream_of(device: int) -> Any:
-    """Returns the stream of captures on a device. PyTorch keeps the memory of calls before them for the stream."""
+    """Returns the stream for captures on a device. It is cached, as PyTorch caches memory per stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""PyTorch's modes, such as whether gradients are recorded and whether autocast is on."""
+"""Saves and restores PyTorch's modes, such as grad mode and autocast."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 @contextlib.contextmanager
 def restored_modes() -> Iterator[None]:
-    """Restores PyTorch's modes at the end of a block: gradients, autocast of each device, threads of backward passes,
-    and the modes that observe functions (``TorchFunctionMode``).
+    """Restores PyTorch's modes at the end of a block.
 
-    An interrupt inside of PyTorch's own context managers, such as ``torch.no_grad`` at its end, can leave them changed.
+    These are grad mode, autocast of each device type, multithreading of backward passes, and the stack of
+    ``TorchFunctionMode``. An interrupt inside of PyTorch's context managers, such as at the end of ``torch.no_grad``,
+    can leave them changed.
     """
     records_gradients = torch.is_grad_enabled()
-    autocast = {kind: torch.is_autocast_enabled(kind) for kind in torch._C._autocast_supported_devices()}
+    autocast = {t: torch.is_autocast_enabled(t) for t in torch._C._autocast_supported_devices()}
     multithreaded = torch._C._is_multithreading_enabled()
     observers = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
     try:
@@ -26,8 +27,8 @@ def restored_modes() -> Iterator[None]:
             torch._C._pop_torch_function_stack()
         for observer in observers:
             torch._C._push_on_torch_function_stack(observer)
-        for kind, is_on in autocast.items():
-            if torch.is_autocast_enabled(kind) != is_on:
-                torch.set_autocast_enabled(kind, is_on)
+        for device_type, is_on in autocast.items():
+            if torch.is_autocast_enabled(device_type) != is_on:
+                torch.set_autocast_enabled(device_type, is_on)
         torch._C._set_multithreading_enabled(multithreaded)
         torch.set_grad_enabled(records_gradients)

@@ -1,11 +1,11 @@
-"""Functions as operators in graphs of ``torch.compile``: one for each pass, with the code of an eager call.
+"""Operators for graphs of ``torch.compile``: one per pass, which run the code of an eager call.
 
-The operator of the forward pass runs the function with autograd on, and returns what autograd would save as further
-outputs. Autograd's graph, which then holds no tensors, depends on layouts and settings only. It serves all calls that
-agree in these: the operator of the backward pass runs it on the tensors that it is given.
+The operator of the forward pass runs the function with autograd enabled, and returns the tensors that autograd saves as
+additional outputs. The autograd graph then holds no tensors, and depends on layouts and settings only. All calls with
+the same layouts and settings share it: the operator of the backward pass runs it on the tensors that it gets.
 
-What a function saves depends on the strides of its inputs, and ``torch.compile`` knows neither those of the backward
-pass nor lazy views. So both passes first lay out the inputs in one way, see :func:`_lay_out`.
+The saved tensors of a function depend on the strides of its inputs. ``torch.compile`` does not preserve strides in the
+backward pass, nor lazy views. Both operators therefore first convert their inputs to C order, see :func:`_lay_out`.
 """
 
 import contextlib
@@ -33,25 +33,26 @@ SCHEMA_TYPES = {
     "float": "float", "Capacity": "SymInt?", "Backend": "str", "CameraModel": "str", "NumericsName": "str",
     "Padding": "str", "RasterizeMode": "str", "RenderMode": "str", "Validate": "str",
 }  # fmt: skip
-"""Annotation of a parameter, as text -> its type in the schema of an operator. Parameters of other types keep their
-default."""
+"""Annotation of a parameter, as text -> its type in the schema of an operator. Parameters with other annotations must
+have their default values."""
 
 TENSOR_CLASSES = (Tensor, torch.nn.Parameter)
-"""Classes of tensors that operators take."""
+"""Classes of tensors that operators support."""
 
 GRAPHS_MAX = 64
-"""Number of layouts whose graphs of autograd are kept."""
+"""Maximum number of cached autograd graphs."""
 
 
 class Results(NamedTuple):
-    """Describes the results of a function, and when an operator can return them.
+    """Describes the results of a function to its operator. All fields are functions.
 
     Attributes:
-        sizes_are_known: Whether the sizes of all outputs follow from the arguments of a call, without a wait.
-        names: Names of the differentiable outputs, and of the others.
-        unpack: Returns the outputs by name.
-        pack: Makes what the function returns from the outputs by name. Traced by ``torch.compile``.
-        plain: Replaces what ``torch.compile`` cannot take from a function outside of its graphs.
+        sizes_are_known: Returns whether the sizes of all outputs follow from the arguments, without waiting for the
+            device.
+        names: Returns the names of the differentiable outputs, and of the others.
+        unpack: Returns the outputs by name, given the results of the function.
+        pack: Returns the results of the function, given the outputs by name. Traced by ``torch.compile``.
+        plain: Converts the results of a call outside of graphs to types that ``torch.compile`` supports.
     """
 
     sizes_are_known: Callable[[Arguments], bool]
@@ -62,7 +63,7 @@ class Results(NamedTuple):
 
 
 class Operator:
-    """The operators ``tsplat::NAME`` and ``tsplat::NAME_backward`` of a function of that name."""
+    """The operators ``tsplat::NAME`` and ``tsplat::NAME_backward`` of a function NAME."""
 
     def __init__(self, function: Callable[..., Any], results: Results) -> None:
         self._function, self._results = function, results
@@ -89,7 +90,7 @@ class Operator:
         self._operators = getattr(torch.ops.tsplat, name), getattr(torch.ops.tsplat, f"{name}_backward")
         self._apply = _differentiable(*self._operators)
 
-    # Traced by torch.compile
+    # Functions that torch.compile traces
 
     def bind(self, args: tuple[Any, ...], kwargs: Arguments) -> Arguments | None:
         """Returns all arguments by name; None if the call cannot be part of a graph."""
@@ -97,7 +98,7 @@ class Operator:
         if len(args) > len(self._names) or len(arguments) != len(self._names):
             return None
         fixed = all(arguments[name] is self._defaults[name] for name in self._defaulted)
-        # PyTorch cannot run operators on instances of subclasses inside of graphs.
+        # Operators in graphs do not support subclasses of Tensor.
         are_tensors = all(arguments[name] is None or type(arguments[name]) in TENSOR_CLASSES for name in self._tensors)
         return arguments if fixed and are_tensors and self._results.sizes_are_known(arguments) else None
 
@@ -128,7 +129,7 @@ class Operator:
         return _Memory(_not_none(tensors)).outputs(differentiable + others)
 
     def _lay_out_all(self, tensors: Tensors) -> Tensors:
-        """Lays out tensors in the order of ``_tensors``; see :func:`_lay_out`."""
+        """Applies :func:`_lay_out` to the tensors ``_tensors``."""
         return [None if t is None else _lay_out(name, t) for name, t in zip(self._tensors, tensors)]
 
     def _call(self, tensors: Tensors, settings: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
@@ -141,7 +142,7 @@ class Operator:
     def _build_graph(
         self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]
     ) -> tuple["_AutogradGraph", list[Tensor]]:
-        """Calls the function on tensors that are laid out. Returns autograd's graph; outputs, and what it saved."""
+        """Calls the function on laid out tensors. Returns the autograd graph, and outputs followed by saved tensors."""
         memory, graph = _Memory(_not_none(tensors)), _AutogradGraph()
         start = torch.zeros(0, requires_grad=True)
         with _autograd(), saved_tensors_hooks(memory.pack, graph.unpack):
@@ -173,7 +174,7 @@ class Operator:
         return results
 
     def _find_sizes(self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]) -> "_ResultSizes":
-        """Returns the sizes of what the operators return, which are those of a call with values of no meaning."""
+        """Returns the sizes of the results of the operators, from a call with example values."""
         device = _not_none(tensors)[0].device
         settings = tuple([int(value) if isinstance(value, torch.SymInt) else value for value in settings])
         shapes = [None if t is None else (tuple(map(int, t.shape)), t.dtype) for t in tensors]
@@ -191,12 +192,12 @@ class Operator:
                 strides = [_strides(t if g is None else g.detach()) for g, t in zip(gradients, given)]
                 return _ResultSizes(_sizes(outputs), strides)
 
-            with ThreadPoolExecutor(1) as thread:  # which has no modes of tracing
+            with ThreadPoolExecutor(1) as thread:  # a new thread has no tracing modes
                 self._result_sizes[key] = thread.submit(run).result()
         return self._result_sizes[key]
 
     def _fake_forward(self, tensors: Tensors, needs: list[bool], *settings: Any) -> list[Tensor]:
-        """Returns outputs of the sizes that an eager call has. Sizes become constants of the graph."""
+        """Returns outputs with the sizes of an eager call. Sizes become constants of the graph."""
         device = _not_none(tensors)[0].device
         outputs = self._find_sizes(tensors, needs, settings).outputs
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs]
@@ -204,8 +205,7 @@ class Operator:
     def _fake_backward(
         self, _v: Tensors, _outputs: list[Tensor], tensors: Tensors, needs: list[bool], *settings: Any
     ) -> list[Tensor]:
-        """Returns gradients with the strides of those of an eager call, as the order of PyTorch's sums depends on
-        them."""
+        """Returns gradients with the strides of an eager call, as the order of PyTorch's sums depends on strides."""
         strides = self._find_sizes(tensors, needs, settings).strides
         return [
             torch.empty_strided(t.shape, of_gradient, dtype=t.dtype, device=t.device)
@@ -214,14 +214,14 @@ class Operator:
 
 
 class _ResultSizes(NamedTuple):
-    """Sizes of what operators return: shapes and dtypes of outputs, and strides of gradients."""
+    """Sizes of the results of operators: shapes and dtypes of outputs, and strides of gradients."""
 
     outputs: list[tuple[torch.Size, torch.dtype]]
     strides: list[tuple[int, ...]]
 
 
 class _Saved(NamedTuple):
-    """A tensor that autograd saves: a view of memory that starts at an address, with an offset in bytes."""
+    """A tensor that autograd saves, as a view of the storage at an address, with an offset in bytes."""
 
     address: int
     offset: int
@@ -231,10 +231,11 @@ class _Saved(NamedTuple):
 
 
 class _Memory:
-    """The memory of the tensors of a call.
+    """The storages of the tensors of a call.
 
     Attributes:
-        locations: Address -> index and offset in bytes of the tensor there, among inputs, outputs and what is saved.
+        locations: Address of a storage -> index of a tensor in it, among inputs, outputs and saved tensors, and its
+            offset in bytes.
     """
 
     def __init__(self, inputs: list[Tensor]) -> None:
@@ -243,13 +244,13 @@ class _Memory:
         self.locations: dict[int, tuple[int, int]] = {}
 
     def pack(self, t: Tensor) -> _Saved:
-        """Describes a tensor that autograd saves, in place of it."""
+        """Replaces a tensor that autograd saves by its description."""
         t = t.detach()
         self._saved.setdefault(_address(t), t)
         return _Saved(_address(t), _offset(t), t.dtype, t.shape, t.stride())
 
     def outputs(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Returns outputs, and after them what is saved and is no part of them or of inputs. None share memory."""
+        """Returns outputs, then the storages of saved tensors that are in neither inputs nor outputs. None overlap."""
         taken = set(map(_address, self._inputs))
         owned: list[Tensor] = []
         for t in outputs:
@@ -267,12 +268,12 @@ class _Memory:
 
 
 class _AutogradGraph:
-    """Autograd's graph of a function, without tensors.
+    """The autograd graph of a function, without tensors.
 
     Attributes:
-        inputs, outputs: Edges at which gradients leave and enter.
+        inputs, outputs: Gradient edges of inputs and outputs.
         locations: See :class:`_Memory`.
-        sizes: Of inputs, outputs and what is saved.
+        sizes: Sizes of inputs, outputs and saved tensors.
     """
 
     def __init__(self) -> None:
@@ -284,7 +285,7 @@ class _AutogradGraph:
         self._lock = threading.Lock()
 
     def unpack(self, saved: _Saved) -> Tensor:
-        """Makes a saved tensor again, as a view of the tensors of the backward pass that runs."""
+        """Returns a saved tensor, as a view of a tensor of the running backward pass."""
         i, offset = self.locations[saved.address]
         t = self._tensors[i]
         first = (_offset(t) - offset + saved.offset) // saved.dtype.itemsize
@@ -292,11 +293,11 @@ class _AutogradGraph:
         return view.set_(t.untyped_storage(), first, saved.shape, saved.stride)
 
     def run(self, v: Tensors, tensors: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of the inputs, given those of the outputs, and inputs, outputs and what is saved."""
+        """Returns the gradients of inputs, given the gradients of outputs, and inputs, outputs and saved tensors."""
         given = [(output, t) for output, t in zip(self.outputs, v, strict=True) if t is not None]
         if not given:
             return (None,) * len(self.inputs)
-        if _sizes(tensors) != self.sizes:  # otherwise other memory would be read
+        if _sizes(tensors) != self.sizes:  # would read wrong memory
             raise RuntimeError(
                 f"torch.compile: expected tensors {self.sizes} in the backward pass, found {_sizes(tensors)}; call the "
                 "function outside of torch.compile, and report this as a bug of tsplat"
@@ -311,7 +312,7 @@ class _AutogradGraph:
 
 
 class _Input(torch.autograd.Function):
-    """An input of a graph, which does not keep the tensor."""
+    """The autograd node of an input. It does not hold the tensor."""
 
     @staticmethod
     def forward(_ctx: Any, tensor: Tensor, _start: Tensor) -> Tensor:
@@ -323,9 +324,9 @@ class _Input(torch.autograd.Function):
 
 
 def _differentiable(forward_operator: Any, backward_operator: Any) -> Callable[..., Any]:
-    """Returns the forward operator with the backward operator as its gradient.
+    """Returns the forward operator, differentiable by the backward operator.
 
-    Its arguments are (number of differentiable outputs, needs, settings), and the tensors.
+    Its arguments are (number of differentiable outputs, needs, settings), then the tensors.
     """
 
     class BothPasses(torch.autograd.Function):
@@ -351,36 +352,36 @@ def _differentiable(forward_operator: Any, backward_operator: Any) -> Callable[.
 
 @contextlib.contextmanager
 def _autograd() -> Iterator[None]:
-    """Turns autograd on, also inside of dispatch modes, which exclude it."""
+    """Enables autograd, also inside of dispatch modes, which exclude it."""
     guard, keys = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
     with torch.enable_grad(), guard(keys.AutogradFunctionality, False), guard(keys.ADInplaceOrView, False):
         yield
 
 
 def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns values that every function accepts: identities for square matrices such as cameras, otherwise zeros."""
+    """Returns valid example values: identity matrices for square matrices such as cameras, otherwise zeros."""
     if len(shape) > 1 and shape[-1] == shape[-2]:
         return torch.eye(shape[-1], dtype=dtype, device=device).expand(shape).contiguous()
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _strides(gradient: Tensor) -> tuple[int, ...]:
-    """Returns the strides of a gradient, with its gaps; of one that is expanded those of a copy."""
+    """Returns the strides of a gradient, or those of a copy if it is expanded."""
     is_expanded = any(stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape))
     return (gradient.clone() if is_expanded else gradient).stride()
 
 
 def _lay_out(name: str, tensor: Tensor) -> Tensor:
-    """Returns values in C order in memory, strides of axes of size 1 included; a tensor that has them so is itself."""
+    """Returns a plain tensor with the strides of C order, also for axes of size 1. Copies if necessary."""
     tensor = plain(name, tensor)
     strides = tuple(accumulate(tensor.shape[:0:-1], operator.mul, initial=1))[::-1]
     return tensor if tensor.stride() == strides[: tensor.dim()] else _contiguous_copy(tensor)
 
 
 def _layout(tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]) -> Any:
-    """Returns what autograd's graph of tensors that are laid out depends on, with the stream that it runs on.
+    """Returns the cache key of the autograd graph of laid out tensors, including the stream.
 
-    Tensors that share memory count with their distance in it: what autograd saves is found by its place in memory.
+    If tensors share a storage, the key contains their distance in it: saved tensors are located by address.
     """
     given, firsts = _not_none(tensors), dict[int, tuple[int, int]]()
     shared = []
@@ -417,5 +418,5 @@ def _address(t: Tensor) -> int:
 
 
 def _offset(t: Tensor) -> int:
-    """Returns where a tensor begins in its storage, in bytes."""
+    """Returns the offset of a tensor in its storage, in bytes."""
     return int(t.storage_offset()) * t.itemsize

@@ -1,4 +1,4 @@
-"""The processes of a ``torch.distributed`` group, or this process alone: the collectives that tsplat uses."""
+"""Collectives of a ``torch.distributed`` process group, which also work without a group, for a single process."""
 
 import math
 import weakref
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class RankGroup:
-    """A process group seen from one of its ranks; without a group, this process alone, whose collectives are trivial.
+    """A process group as seen by one rank. Without a group: a single process, with trivial collectives.
 
-    Autograd graphs refer to this object. It does not keep the process group alive: the threads of a destroyed group
-    would run until the interpreter exits, and abort the process if they free a tensor then.
+    Autograd graphs refer to this object. It does not keep the process group alive: otherwise the threads of a destroyed
+    group would run until the interpreter exits, and abort the process if they free a tensor.
     """
 
     def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
@@ -41,11 +41,11 @@ class RankGroup:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes what is written once."""
+        """Whether this is rank 0, which writes files."""
         return self.rank == 0
 
     def shard_rows(self, n: int, rank: int | None = None) -> slice:
-        """Returns the block of n rows that a rank holds, by default this one; cut as :func:`torch.chunk` does."""
+        """Returns the slice of n rows that a rank (default: this one) holds, with the sizes of :func:`torch.chunk`."""
         size = math.ceil(n / self.world_size)
         first = min((self.rank if rank is None else rank) * size, n)
         return slice(first, min(first + size, n))
@@ -65,7 +65,7 @@ class RankGroup:
         return [count > 0 for count in counts.tolist()]
 
     def all_gather(self, tensor: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-        """Concatenates the rows [counts[rank], ...] of all ranks, in rank order; counts are exchanged first if None."""
+        """Concatenates the rows [counts[rank], ...] of all ranks in rank order. Exchanges counts first if None."""
         if self.world_size == 1:
             return tensor
         if counts is None:
@@ -77,7 +77,7 @@ class RankGroup:
         return torch.cat([rows[:n] for rows, n in zip(self.all_gather_stacked(padded), counts, strict=True)])
 
     def all_gather_stacked(self, tensor: Tensor) -> Tensor:
-        """Stacks the tensors of all ranks, which have the same shape. [...] -> [world_size, ...]"""
+        """Stacks the tensors of all ranks, which must have the same shape. [...] -> [world_size, ...]"""
         if self.world_size == 1:
             return tensor[None]
         tensors = [torch.empty_like(tensor) for _ in range(self.world_size)]
@@ -85,7 +85,7 @@ class RankGroup:
         return torch.stack(tensors)
 
     def all_gather_object(self, value: T) -> list[T]:
-        """Gathers a picklable object from every rank."""
+        """Gathers a picklable object from all ranks."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -93,7 +93,7 @@ class RankGroup:
         return values
 
     def all_to_all(self, rows: Tensor, counts: list[int], received_counts: list[int]) -> Tensor:
-        """Sends the first ``counts[0]`` rows to rank 0, and so on; returns the received rows in rank order."""
+        """Sends the first ``counts[0]`` rows to rank 0, and so on. Returns the received rows in rank order."""
         if self.world_size == 1:
             return rows
         received = rows.new_empty(sum(received_counts), *rows.shape[1:])
@@ -101,5 +101,5 @@ class RankGroup:
         return received
 
     def barrier(self) -> None:
-        """Waits for every rank."""
+        """Waits for all ranks."""
         self.all_gather_object(None)

@@ -1,7 +1,7 @@
-"""Traces of what a function does: launches of kernels and operators of PyTorch, in their order.
+"""Traces of functions: records kernel launches and PyTorch operators, in their order.
 
-A trace says which memory each step reads and writes, as views of storages. Whoever replays it chooses other addresses.
-Nothing in it may depend on values of tensors.
+A trace describes the memory that each step reads and writes, as views of storages. A replay runs the steps on other
+memory. Nothing in a trace may depend on values of tensors.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ DATA_DEPENDENT = {
     "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "unique_consecutive",
     "bincount", "repeat_interleave", "tensor_split", "tolist", "numpy", "__array__", "__dlpack__",
 }  # fmt: skip
-"""Operators and methods whose result is known to Python, or has a size that depends on values."""
+"""Operators and methods that return values to Python, or tensors whose sizes depend on values."""
 
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 ZEROS = {"zeros", "zeros_like", "new_zeros", "zero_"}
 
 
 class TracedTensor(NamedTuple):
-    """A tensor of a trace, without its memory, which is freed as early as without a trace.
+    """A tensor of a trace. It does not keep the memory alive.
 
     Attributes:
-        storage, size: The identity of its storage, and the size of that in bytes.
-        offset: Of the tensor in its storage, in bytes.
-        shape, strides, dtype: Of the tensor.
+        storage, size: The identity of its storage, and the size of the storage in bytes.
+        offset: The offset of the tensor in its storage, in bytes.
+        shape, strides, dtype: The shape, strides and dtype of the tensor.
     """
 
     storage: int
@@ -61,7 +61,7 @@ class TracedTensor(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A launch of a kernel: the compiled kernel, the number of programs, and its tensors and numbers."""
+    """A kernel launch: the compiled kernel, the number of programs, and its arguments, tensors and numbers."""
 
     run: Any
     n_programs: int
@@ -69,7 +69,7 @@ class Launch(NamedTuple):
 
 
 class TorchCall(NamedTuple):
-    """A call of an operator of PyTorch, and the tensors that it returned."""
+    """A call of a PyTorch operator, and the tensors that it returned."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -78,7 +78,7 @@ class TorchCall(NamedTuple):
 
 
 class NumpyCall(NamedTuple):
-    """A call of a function of NumPy arrays, with the tensors whose memory its arguments and results share."""
+    """A call of a function of NumPy arrays. Arguments and results are tensors that share their memory."""
 
     function: Callable[..., Any]
     args: list[TracedTensor]
@@ -92,7 +92,7 @@ class Zeros(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A tensor that Python made of numbers, and a copy of it."""
+    """A tensor made from Python numbers, and a copy of it."""
 
     tensor: TracedTensor
     values: Tensor
@@ -102,17 +102,17 @@ Step = Launch | TorchCall | NumpyCall | Zeros | Constant
 
 
 class Trace:
-    """The steps of what this thread computes in :meth:`record`.
+    """Records the steps that this thread runs in :meth:`record`.
 
     Args:
-        runs_kernels: Whether kernels run. Otherwise their outputs are zeros, which takes less time.
-        tracks_slots: Whether to find ``slot_usage``.
+        runs_kernels: Whether kernels run. Otherwise, their outputs are zeros, which is faster.
+        tracks_slots: Whether to record ``slot_usage``.
 
     Attributes:
-        steps: The steps, in their order.
+        steps: The steps in their order.
         allocated: The storages that the steps allocate.
-        external: A tensor of each other storage that the steps use.
-        slot_usage: By storage of slots: the number of slots in use, [] int64, and the bytes of a slot.
+        external: Storage -> a tensor in it, for all other storages that the steps use.
+        slot_usage: Storage of slots -> the number of used slots, [] int64, and the bytes of a slot.
     """
 
     def __init__(self, *, runs_kernels: bool = True, tracks_slots: bool = False) -> None:
@@ -124,14 +124,14 @@ class Trace:
         self._identities: list[StorageWeakRef] = []
 
     def add_allocation(self, tensor: Tensor) -> None:
-        """Notes that a step allocates a storage. No other gets its identity, although its memory may be freed."""
+        """Records that a step allocates a storage. Reserves its identity, also after its memory has been freed."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self.allocated:
             self.allocated.add(storage._cdata)
             self._identities.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
 
     def symbolic(self, tree: Any) -> Any:
-        """Returns arguments of a step with :class:`TracedTensor` in place of tensors."""
+        """Replaces tensors in the arguments of a step by :class:`TracedTensor`."""
         return map_tree(tree, Tensor, self._symbol)
 
     def _symbol(self, tensor: Tensor) -> TracedTensor:
@@ -141,9 +141,9 @@ class Trace:
         return traced
 
     def record(self, function: Callable[[], Result]) -> Result:
-        """Records what a function does, and returns its result. An interrupt leaves nothing recording.
+        """Records the steps of a function, and returns its result. Recording ends also on an interrupt.
 
-        One trace at a time is recorded, as launches are observed in all threads.
+        Only one trace is recorded at a time, as launches are observed in all threads.
 
         Raises:
             UnsupportedError: The function reads a value, or a size that depends on values.
@@ -167,7 +167,7 @@ class Trace:
                 _state.trace = outer
 
     def _observe_launches(self, observer: Callable[[Any, int, dict[str, Any]], None] | None) -> None:
-        """Records the launches of this thread from now on, and still calls an observer of launches."""
+        """Starts to record the launches of this thread. Continues to call an existing observer."""
         from ..kernels import launch
         from ..triton_cpu import flat_arguments
 
@@ -202,17 +202,17 @@ class Trace:
 _lock = threading.Lock()
 
 _state = threading.local()
-"""Of each thread, the ``trace`` that is recorded, or None."""
+"""Has the attribute ``trace``: the trace that this thread records, or None."""
 
 
 def is_tracing() -> bool:
-    """Returns whether a trace of this thread is recorded."""
+    """Returns whether this thread records a trace."""
     return getattr(_state, "trace", None) is not None
 
 
 @contextlib.contextmanager
 def _paused(trace: Trace | None) -> Iterator[None]:
-    """Does not record the body in a trace of this thread, or None."""
+    """Pauses the trace of this thread during a block."""
     _state.trace = None
     try:
         yield
@@ -223,7 +223,7 @@ def _paused(trace: Trace | None) -> Iterator[None]:
 def numpy_step(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a function of NumPy arrays to take and return CPU tensors, and to be a single step of a trace.
 
-    It may read values, and returns new arrays, whose sizes do not depend on values.
+    The function may read values. It must return new arrays whose sizes do not depend on values.
     """
 
     @functools.wraps(function)
@@ -242,7 +242,7 @@ def numpy_step(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Operators(TorchDispatchMode):
-    """Records operators, but for views and allocations."""
+    """Records operators except views and allocations."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -267,7 +267,7 @@ class _Operators(TorchDispatchMode):
         if is_new:
             for tensor in results:
                 trace.add_allocation(tensor)
-        if name == "lift_fresh":  # of torch.tensor
+        if name == "lift_fresh":  # called by torch.tensor
             trace.add_allocation(result)
             trace.steps.append(Constant(symbolic(result), result.clone()))
         elif name in ZEROS:
@@ -281,7 +281,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Methods(TorchFunctionMode):
-    """Refuses methods that read values without an operator, as ``numpy``; not inside of ``torch.autograd.grad``."""
+    """Refuses methods that read values without an operator, such as ``numpy``. Inactive in ``torch.autograd.grad``."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_tracing():
@@ -293,15 +293,15 @@ class _Methods(TorchFunctionMode):
 
 def _refuse_data_dependent(name: str) -> None:
     if name in DATA_DEPENDENT:
-        raise UnsupportedError(f"{name}: what depends on values cannot be traced")
+        raise UnsupportedError(f"{name}: results that depend on values cannot be traced")
 
 
 def without_gradient(tensor: Tensor) -> Tensor:
-    """Returns a tensor that needs no gradient, with this memory: itself, with its attributes, if it needs none."""
+    """Returns the tensor, or if it requires a gradient, a detached tensor."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Returns the identity of a tensor's storage, as long as that lives."""
+    """Returns the identity of a tensor's storage, valid while the storage is alive."""
     address: int = tensor.untyped_storage()._cdata
     return address
