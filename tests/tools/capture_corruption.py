@@ -15,7 +15,7 @@ from tests.support.metashape_files import write_metashape
 from tests.support.phone_files import write_polycam, write_record3d
 from tests.support.realitycapture_files import write_realitycapture
 from tests.support.scan_clouds import write_e57, write_las
-from tests.tools.damage import Damage, DamagedFiles, run
+from tests.tools.damage import Damage, DamagedFiles, inside, run
 from tsplat.scene import Capture, read_capture
 
 FORMATS = (
@@ -30,7 +30,7 @@ FORMATS = (
         "realitycapture",
         "metashape",
     ),
-    *("polycam", "polycam_depth", "record3d", "las", "laz", "laz_layers", "e57"),
+    *("polycam", "polycam_depth", "record3d", "las", "laz", "laz_layers", "e57", "e57_content"),
 )
 LENS = "OPENCV 40 30 50 50 20 15 0.05 0.01 0.001 0.001"
 COORDINATE_MAX = 1e12
@@ -42,12 +42,12 @@ class Scene(DamagedFiles):
     def __init__(self, folder: Path, kind: str) -> None:
         views = sample_views()[:4]
         images = folder / "images"
-        if kind in ("las", "laz", "laz_layers", "e57"):
-            name = f"points.{kind.removesuffix('_layers')}"
+        if kind in ("las", "laz", "laz_layers", "e57", "e57_content"):
+            name = f"points.{kind.partition('_')[0]}"
             write_transforms(folder, views, ply_file_path=name)
             points = POINTS.double().numpy()
             options = {"version": "1.4", "point_format": 7} if kind == "laz_layers" else {}
-            (write_e57 if kind == "e57" else write_las)(folder / name, points, **options)
+            (write_e57 if name.endswith("e57") else write_las)(folder / name, points, **options)
         elif kind in ("transforms", "point_cloud"):
             write_transforms(folder, views, k1=0.05, k2=0.01, ply_file_path="points.ply")
             header = "ply\nformat binary_little_endian 1.0\nelement vertex 3\n"
@@ -89,8 +89,11 @@ class Scene(DamagedFiles):
             "record3d": "metadata.json",
             **{name: f"points.{name}" for name in ("las", "laz", "e57")},
             "laz_layers": "points.laz",
+            "e57_content": "points.e57",
         }
         super().__init__(folder, folder.glob(patterns.get(kind, "images/*")))
+        if kind == "e57_content":
+            self.damages = (inside,)
 
     def read(self) -> Capture:
         return read_capture(self.path, seed=1)

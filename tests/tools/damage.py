@@ -37,6 +37,9 @@ VALUES = (
 )
 """Texts in place of values: other types, NaN and infinity, and names of no file."""
 
+E57, PAGE, CHECKED = b"ASTM-E57", 1024, 1020
+"""The first bytes of E57; the size of its pages, and how many bytes of each have a checksum after them."""
+
 SPECIAL_EVERY = 25
 """Every so many files, one is replaced by a special file."""
 
@@ -128,6 +131,8 @@ def inside(rng: Rng, content: bytes) -> bytes:
     damage = PLAIN[int(rng.integers(len(PLAIN)))]
     if content[:2] == GZIP:
         return gzip.compress(damage(rng, gzip.decompress(content)), 1, mtime=0)
+    if content[: len(E57)] == E57:
+        return with_checksums(damage(rng, without_checksums(content)))
     if content[:4] != ZIP:
         return damage(rng, content)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -142,6 +147,37 @@ def inside(rng: Rng, content: bytes) -> bytes:
 
 
 DAMAGES: tuple[Damage, ...] = (*PLAIN, inside)
+
+
+def without_checksums(content: bytes) -> bytes:
+    """Returns what the pages of an E57 file contain."""
+    return b"".join(content[start : start + CHECKED] for start in range(0, len(content), PAGE))
+
+
+def with_checksums(logical: bytes) -> bytes:
+    """Returns the E57 file of a content, with right checksums and the right length in its header."""
+    pages = [logical[start : start + CHECKED].ljust(CHECKED, b"\0") for start in range(0, len(logical), CHECKED)]
+    if pages:
+        pages[0] = pages[0][:16] + struct.pack("<Q", PAGE * len(pages)) + pages[0][24:]
+    return b"".join(page + struct.pack(">I", crc32c(page)) for page in pages)
+
+
+def crc32c(content: bytes) -> int:
+    """Castagnoli's checksum, of which zlib has no function."""
+    remainder = 0xFFFFFFFF
+    for byte in content:
+        remainder = CRC32C[(remainder ^ byte) & 255] ^ remainder >> 8
+    return remainder ^ 0xFFFFFFFF
+
+
+def _crc32c_table() -> list[int]:
+    table = list(range(256))
+    for _ in range(8):
+        table = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in table]
+    return table
+
+
+CRC32C = _crc32c_table()
 
 
 def special_file(path: Path, kind: int) -> None:
@@ -161,6 +197,8 @@ def special_file(path: Path, kind: int) -> None:
 class DamagedFiles:
     """Files on disk, of which `targets` can be damaged one at a time. Errors have to name `path`, which is read."""
 
+    damages = DAMAGES
+
     def __init__(self, path: Path, targets: Iterable[Path]) -> None:
         self.path, self.targets = path, sorted(targets)
         files = path.rglob("*") if path.is_dir() else [path]
@@ -178,7 +216,8 @@ class DamagedFiles:
     def check(self, seed: int) -> str:
         """Damages a file, reads all and restores the file. Returns "read" or the name of the typed error."""
         rng = np.random.default_rng(seed)
-        target, damage = self.targets[seed % len(self.targets)], DAMAGES[seed // len(self.targets) % len(DAMAGES)]
+        target = self.targets[seed % len(self.targets)]
+        damage = self.damages[seed // len(self.targets) % len(self.damages)]
         content = target.read_bytes()
         damaged = damage(rng, content)
         is_special = seed % SPECIAL_EVERY == SPECIAL_EVERY - 1

@@ -17,5 +17,5 @@ COUNT = int(os.environ.get("TSPLAT_CORRUPTIONS", "44"))
 def test_damaged_file(tmp_path, kind):
     scene = Scene(tmp_path / "scene", kind)
     outcomes = {scene.check(seed) for seed in range(COUNT)}
-    assert "FileError" in outcomes
+    assert "FileError" in outcomes and (kind != "e57_content" or "read" in outcomes)
     assert len(DAMAGES) * len(scene.targets) <= COUNT
