@@ -1,1 +1,1 @@
-"""Measurements and cost models: speed, comparison with gsplat, kernel cost, multi-GPU scaling."""
+"""Benchmarks and cost models: speed, comparison with gsplat, kernel cost, multi-GPU scaling."""

@@ -1,17 +1,17 @@
-"""Compares a town that was trained in blocks with one run of the whole.
+"""Compares training a town in blocks with training it in one run.
 
     python -m benchmarks.blocks OUT [--lots 12] [--views 400] [--points 1000000] [--steps 1400] [--blocks 9] [--write]
         [OPTIONS of tsplat train]
 
-`--steps` are those of the one run. Each block has as many in proportion to its training views, so that all runs take
-each of their views equally often.
+`--steps` is the number of steps of the one run. The number of steps of each block is proportional to its number of
+training views, so all runs use each of their views equally often.
 
-Everything runs by the commands, each in a process of its own, whose peak memory is measured. `tsplat blocks train` of
-the block in the middle is killed and started again. What exists in the folder OUT already is not computed again.
+Each command runs in a separate process, whose peak memory is measured. `tsplat blocks train` of the middle block is
+killed and started again. Results that already exist in the folder OUT are reused.
 
-Besides PSNR of held-out views, that of their pixels near borders is computed: those that show a point whose place on
-the ground is within BAND of a border between blocks, known from the ray tracer. `--write` writes the table to
-docs/blocks.md.
+Besides the PSNR of held-out views, the PSNR of their pixels near borders is computed: pixels that show a point whose
+position on the ground, known from the ray tracer, is within BAND of a border between blocks. `--write` writes the table
+to docs/blocks.md.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ from tsplat.training import Evaluation, evaluate, read_newest
 
 PAGE = Path(__file__).parents[1] / "docs" / "blocks.md"
 BAND = 0.4
-"""World units; a lot is 4 wide."""
+"""Distance from a border, in world units; a lot is 4 wide."""
 
 
 def run(log: Path, *words: str, kill_when: Path | None = None) -> float:
-    """Runs `tsplat` with output in a file. Returns its peak memory in MB; -1 if it was killed, when a path appeared."""
+    """Runs `tsplat` with output in a file. Returns its peak memory in MB.
+
+    With `kill_when`, kills it as soon as this path exists, and returns -1.
+    """
     with log.open("a") as file:
         process = subprocess.Popen([sys.executable, "-m", "tsplat", *words], stdout=file, stderr=subprocess.STDOUT)
         while kill_when is not None and process.poll() is None:
@@ -61,7 +64,7 @@ def run(log: Path, *words: str, kill_when: Path | None = None) -> float:
 
 
 def border_distances(plan: BlockPlan, points: Tensor) -> Tensor:
-    """Returns the distance on the ground of points [P, 3] to the nearest border between blocks, [P]."""
+    """Returns the distances on the ground of points [P, 3] to the nearest border between blocks, [P]."""
     places, distances = plan.ground(points), points.new_full(points.shape[:1], torch.inf, dtype=torch.float64)
     for k, block in enumerate(plan.blocks):
         low, high = places.new_tensor(block.low), places.new_tensor(block.high)
@@ -71,7 +74,7 @@ def border_distances(plan: BlockPlan, points: Tensor) -> Tensor:
 
 
 def band_masks(plan: BlockPlan, town: Town, capture: Capture) -> list[Tensor]:
-    """Returns a mask of the pixels that show something near a border, [H, W] bool for each held-out view."""
+    """Returns, for each held-out view, a mask [H, W] of the pixels that show points near a border."""
     masks = []
     for view in capture.test:
         points = render_town(town, view.camera, 1)[1]
@@ -81,7 +84,7 @@ def band_masks(plan: BlockPlan, town: Town, capture: Capture) -> list[Tensor]:
 
 
 def band_psnr(scores: Evaluation, masks: list[Tensor]) -> float:
-    """Returns the PSNR in dB of all pixels of the masks together."""
+    """Returns the PSNR in dB over all pixels of the masks."""
     errors = [(score.image - score.view.pixels)[mask].square() for score, mask in zip(scores, masks, strict=True)]
     return float(-10 * torch.cat(errors).mean().log10())
 
@@ -100,8 +103,11 @@ def draw(path: Path, scores: dict[str, Evaluation], masks: list[Tensor]) -> None
 
 
 def sheet(views: list[list[Image.Image]]) -> Image.Image:
-    """Returns five images of each view, with their names, in three columns: the photograph with what is near borders
-    marked, the whole run, and the blocks; below, the errors of both."""
+    """Draws five images of each view, with titles, in three columns.
+
+    The first row has the photograph with pixels near borders marked, the one run, and the blocks; the second row has
+    the errors of both.
+    """
     names = (
         "photograph, near borders in red",
         "one run",

@@ -1,17 +1,18 @@
-"""Counts the memory of a call, rasterization forward and backward, on the CPU and on an emulated GPU, without a GPU.
+"""Counts the memory of a call of rasterization, forward and backward, on the CPU and on an emulated GPU.
 
     python -m benchmarks.call_memory [--scene NAME ...] [--device cpu sm_80] [--peer gsplat] [--json FILE] [--write]
     python -m benchmarks.call_memory --write-budgets  write the limits of `make test`
 
-PyTorch's allocator reports each allocation and release, also those inside of operators; what NumPy allocates is not
-counted. Counted are the most bytes at one time above those before: arguments, and the gradients of images. `forward` is
-the forward pass alone; `call` has the gradients of arguments as well; `loop` is a call in a loop, as `benchmarks.peers`
-measures it on a GPU, in which gradients of the call before are released between both passes. A kind of call is counted
-three times: the first call of its kind runs the stages, the second is traced, and the third is replayed.
+PyTorch's allocator reports each allocation and release, also inside of operators; allocations of NumPy are not counted.
+The result is the peak in bytes above the memory before the call, which has the arguments and the gradients of images.
+`forward` is the peak of the forward pass alone; `call` includes the gradients of arguments; `loop` is a call in a loop,
+as `benchmarks.peers` measures it on a GPU, in which gradients of the previous call are released between both passes.
+Each kind of call is counted three times: the first call runs the stages, the second is traced, and the third is
+replayed.
 
-With `--peer gsplat`, the Python of gsplat 1.5.3 is run as well, over functions that allocate what its C++ does
-(gpu_timing/gsplat_step.py). The memory that its sort takes besides tensors is not counted. `--write` replaces the
-recorded results, and writes docs/performance.md.
+With `--peer gsplat`, the Python code of gsplat 1.5.3 is run as well, over functions that allocate the same tensors as
+its C++ functions (gpu_timing/gsplat_step.py). Memory of its sort, besides tensors, is not counted. `--write` replaces
+the recorded results, and writes docs/performance.md.
 """
 
 import argparse
@@ -52,8 +53,7 @@ MARK = "benchmarks: backward"
 
 @dataclasses.dataclass(frozen=True)
 class Peak:
-    """The most bytes at one time above those before, see the module. `total` is what the forward pass allocates at any
-    time, all together."""
+    """Peak memory in bytes, see the module. `total` is the sum of all allocations of the forward pass."""
 
     forward: int
     call: int
@@ -62,7 +62,7 @@ class Peak:
 
 
 def count(implementation: peers.Implementation) -> Peak:
-    """Counts a call."""
+    """Counts the memory of a call."""
     for leaf in implementation.leaves.values():
         leaf.grad = None
     with _profiled() as found:
@@ -81,7 +81,7 @@ def count(implementation: peers.Implementation) -> Peak:
             now += n_bytes
             total += n_bytes if len(peaks) == 1 else 0
         else:
-            now -= own.pop(address, 0)  # what was there before is not known
+            now -= own.pop(address, 0)  # memory of before the call is not known
         peaks[-1] = max(peaks[-1], now)
     forward, backward = peaks
     return Peak(forward, max(forward, backward), max(forward, backward - gradients), total)
@@ -89,7 +89,7 @@ def count(implementation: peers.Implementation) -> Peak:
 
 @contextlib.contextmanager
 def _profiled() -> Iterator[list[Any]]:
-    """Yields a list that has the profiler's tree of events afterwards."""
+    """Context manager that yields a list, which contains the profiler's tree of events afterwards."""
     found: list[Any] = []
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         yield found
@@ -97,7 +97,7 @@ def _profiled() -> Iterator[list[Any]]:
 
 
 def sorted_events(tree: Any) -> list[tuple[str, int, int]]:
-    """Returns the name, address and bytes of each allocation and release (negative), and of marks, in their order."""
+    """Returns the name, address and bytes of each allocation, release (negative) and mark, in order of time."""
     found, todo = [], list(tree)
     while todo:
         event = todo.pop()
@@ -111,7 +111,7 @@ def sorted_events(tree: Any) -> list[tuple[str, int, int]]:
 
 @contextlib.contextmanager
 def on_device(device: str) -> Iterator[None]:
-    """Runs kernels of the block on the CPU or on an emulated GPU; each pass allocates its arenas."""
+    """Context manager that runs kernels on the CPU or on an emulated GPU; each pass allocates its arenas."""
     arenas._cached_scratch.clear()
     with (
         contextlib.nullcontext() if device == "cpu" else host.emulated_gpu(device),
@@ -137,7 +137,7 @@ def records(name: str, scene: dict[str, Any], device: str, layouts: dict[str, An
 
 
 def _capacity(scene: dict[str, Any]) -> int:
-    """Returns room for half as many intersections more than a scene has, or for more where lists need it."""
+    """Returns a capacity of 1.5 times the intersections of a scene, doubled until its lists fit."""
     implementation = peers.implementations(scene | {"packed": False, "backend": "triton"}, None)[0]
     with torch.no_grad():
         n = implementation.render(**implementation.scene)[-1]["memory"]["n_intersections"]
@@ -152,7 +152,7 @@ def _capacity(scene: dict[str, Any]) -> int:
 
 
 def peer_record(name: str, scene: dict[str, Any], wheel: Path) -> dict[str, Any]:
-    """Returns the record of gsplat. Its projected Gaussians are those of tsplat, in gsplat's own tiles."""
+    """Returns the record of gsplat, for the projected Gaussians of tsplat and gsplat's tiles."""
     ours = peers.implementations(scene, None)[0]
     with torch.no_grad():
         meta = ours.render(**ours.scene)[-1]
@@ -177,12 +177,12 @@ def peer_record(name: str, scene: dict[str, Any], wheel: Path) -> dict[str, Any]
 
 
 def budgets(found: list[dict[str, Any]]) -> dict[str, int]:
-    """Returns the bytes of calls that budgets limit."""
+    """Returns the bytes that budgets limit, by device, layout, state and peak."""
     return {f"{r['device']} {r['layout']} {r['state']} {of}": r[of] for r in found for of in ("forward", "call")}
 
 
 def budgeted() -> dict[str, int]:
-    """Counts what budgets limit."""
+    """Counts the calls that have budgets."""
     scene, found = scenes.SCENES[BUDGETED](scenes.Data()), []
     for device, names in BUDGETED_LAYOUTS.items():
         found += records(BUDGETED, scene, device, {name: LAYOUTS[name] for name in names})

@@ -1,7 +1,7 @@
 """The scenes of the benchmarks.
 
-- clouds: random Gaussians with a given standard deviation in pixels; on a GPU up to a million of them, and features of
-  1, 16, 64 and 256 channels;
+- clouds: random Gaussians with a given standard deviation in pixels; on a GPU, up to a million Gaussians, and features
+  of 1, 16, 64 and 256 channels;
 - dense-tile: a cloud, and one tile whose list is about 100 times as long as the median;
 - garden: the points of gsplat's garden (test_garden.npz) at 1, 2 and 4 times its image size, with opacities from 0.05
   to 0.95 and scales of exp(N(0, 1/2)) times the mean distance to the three nearest neighbors;
@@ -27,10 +27,10 @@ LUMA_SEAL = MODELS / "luma-seal.from_splat.ply"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A scene, made as the module says for its kind, and the backends to measure on it, the first against the others.
+    """A scene, whose `kind` the module describes, and the backends to measure; the first is compared with the others.
 
-    A cloud has n Gaussians, outside of the dense tile if there is one, with a standard deviation in pixels, and
-    channels or spherical harmonics. For the garden, `width` is a multiple of its image size.
+    A cloud has n Gaussians, besides those of a dense tile, a standard deviation in pixels, and channels or spherical
+    harmonics. For the garden, `width` is a multiple of its image size.
     """
 
     kind: Literal["cloud", "dense-tile", "garden", "garden-profile", "kettle", "luma-seal"]
@@ -89,7 +89,7 @@ GPU_CASES = (
     *SCENES,
 )
 EMULATED_CASES = (Case("cloud", 40, 32, 24, backends=("triton",)), Case("dense-tile", 40, 48, 32, backends=("triton",)))
-"""Scenes that try the benchmarks out on an emulated GPU."""
+"""Scenes for trying out the benchmarks on an emulated GPU."""
 
 
 def load(case: Case, device: torch.device, garden: Path = GARDEN, kettle: Path = KETTLE) -> dict[str, Any] | None:
@@ -146,9 +146,9 @@ def _cloud(case: Case, seed: int = 0) -> dict[str, Any]:
 
 
 def dense_tile(sparse: int = 1_000, dense: int = 1_500, width: int = 256, height: int = 192) -> dict[str, Any]:
-    """Returns a cloud over the whole image, and Gaussians in the middle of one tile, faint enough that all are blended.
+    """Returns a cloud over the whole image, and additional Gaussians in one tile, so faint that all are blended.
 
-    With the default numbers, the list of that tile is about 100 times as long as the median.
+    With the default numbers, the list of this tile is about 100 times as long as the median.
     """
     scene = _cloud(Case("cloud", sparse, width, height))
     generator = torch.Generator().manual_seed(1)
@@ -220,7 +220,7 @@ def _model(path: Path, case: Case) -> dict[str, Any]:
     gaussians = read_ply(path)
     viewmat, _ = look_at_all(gaussians, case.width, case.height, 50.0)
     arguments = gaussians.rasterization_arguments(gaussians.sh_degree)
-    arguments.pop("shN", None)  # which gsplat does not have
+    arguments.pop("shN", None)  # gsplat does not have this argument
     return dict(
         **arguments | {"colors": gaussians.sh_coeffs(gaussians.sh_degree)},
         viewmats=viewmat[None],

@@ -2,10 +2,10 @@
 
     python -m benchmarks.compositing_limit [--only NAME] [--repeats N] [--json FILE]
 
-An evaluation is one Gaussian at one vector of pixels: 16 pixels with AVX-512, 8 with AVX2. The walks of compositing do
-nothing else that grows with the scene, so their limit is the number of evaluations times the time of one under ideal
-conditions: long lists, and every Gaussian in the L1 cache. That time is measured with the same machine code. What is
-missing to 100 % is the start and the end of lists, cache misses, and mispredicted branches.
+An evaluation is one Gaussian at one vector of pixels: 16 pixels with AVX-512, 8 with AVX2. No other work of the
+compositing walks grows with the scene, so their limit is the number of evaluations times the time of one under ideal
+conditions: long lists, and every Gaussian in the L1 cache. This time is measured with the same machine code. The
+difference to 100 % is due to the start and the end of lists, cache misses, and mispredicted branches.
 """
 
 import argparse
@@ -32,16 +32,16 @@ from tsplat.triton_cpu import launcher, machine, target
 
 FORWARD, BACKWARD = "_composite_fwd_kernel", "_composite_bwd_kernel"
 ENTRIES = 1000
-"""Length of the lists of the ideal scene; faint enough that no pixel stops."""
+"""Length of the lists of the ideal scene, whose Gaussians are so faint that no pixel stops."""
 
 CHUNK = 100_000
-"""Entries of lists whose alphas are computed at a time."""
+"""Number of list entries whose alphas are computed at a time."""
 
 Launch = tuple[Any, tuple[int, ...], dict[str, Any]]
 
 
 def recorded(step: Callable[[], Any]) -> dict[str, Launch]:
-    """Runs a step; returns the launches of the two walks, which can be repeated."""
+    """Runs a step, and returns the launches of the two walks, which can be repeated."""
     found: dict[str, Launch] = {}
 
     def record(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ def recorded(step: Callable[[], Any]) -> dict[str, Launch]:
 
 
 def pixels(launch: Launch) -> int:
-    """Returns the pixels of a part of a tile."""
+    """Returns the number of pixels of a part of a tile."""
     own = by_field(launch[2])
     return int(own["WIDTH"] * own["HEIGHT"])
 
@@ -85,7 +85,7 @@ def ideal_step(width: int = 128, height: int = 96) -> None:
 
 
 def list_slices(offsets: Tensor) -> Iterator[slice]:
-    """Yields ranges of lists of about CHUNK entries together."""
+    """Yields ranges of lists with about CHUNK entries each."""
     starts = offsets.tolist()
     first = 0
     for index in range(1, len(starts)):
@@ -95,7 +95,7 @@ def list_slices(offsets: Tensor) -> Iterator[slice]:
 
 
 def walked(launch: Launch) -> int:
-    """Returns the entries of lists that the forward walk evaluates before all pixels of a part have stopped."""
+    """Returns the number of list entries that the forward walk evaluates before all pixels of a part have stopped."""
     a = by_field(launch[2])
     offsets, records, step = a["offsets"], a["records"].double(), a["STEP"]
     total = 0
@@ -121,7 +121,7 @@ def walked(launch: Launch) -> int:
         before = torch.nn.functional.pad(log_t, (0, 0, 1, 0))[starts[:-1] - starts[0]]
         owner = index - lists.start
         alive = (inside & (log_t - before[owner] > math.log(TRANSMITTANCE_MIN))).any(1)
-        # The first entry behind which no pixel is left; pixels are checked every `step` entries.
+        # The first entry after which all pixels have stopped; this is checked every `step` entries.
         ended = torch.full((len(lengths),), 2**40).scatter_reduce(
             0, owner, torch.where(alive, 2**40, place + 1), "amin"
         )
@@ -130,7 +130,7 @@ def walked(launch: Launch) -> int:
 
 
 def walked_back(launch: Launch) -> int:
-    """Returns the entries of lists that the backward walk evaluates: those up to the last that any pixel added."""
+    """Returns the number of list entries that the backward walk evaluates: up to the last one that any pixel added."""
     a = by_field(launch[2])
     height, width = a["last_ids"].shape[1:]
     last = torch.nn.functional.pad(a["last_ids"], (0, -width % a["TILE"], 0, -height % a["TILE"]))
@@ -146,7 +146,7 @@ def _assembly(module: str, cpu: target.Target) -> str:
 
 
 def vector_instructions(launch: Launch) -> int:
-    """Returns the vector instructions of the innermost loop that has most of them: one Gaussian at all pixels."""
+    """Returns the number of vector instructions of the main innermost loop: one Gaussian at all pixels."""
     kernel, _, kwargs = launch
     own = launcher.Launcher(kernel)
     types, constants = own.signature(own.bind((), kwargs))
@@ -164,7 +164,8 @@ def vector_instructions(launch: Launch) -> int:
 def measure(cases: Iterable[Case], repeats: int) -> Iterator[dict[str, Any]]:
     """Yields a record per scene and pass.
 
-    `evaluations` of `lanes` pixels took `ms`; one takes `ideal_ns` and `instructions` vector instructions at best.
+    `evaluations` of `lanes` pixels took `ms`; under ideal conditions, one takes `ideal_ns` and `instructions` vector
+    instructions.
     """
     lanes = target.host_target().lanes
     passes = (("forward", FORWARD, walked), ("backward", BACKWARD, walked_back))
@@ -186,7 +187,7 @@ def measure(cases: Iterable[Case], repeats: int) -> Iterator[dict[str, Any]]:
 
 
 def share(record: dict[str, Any]) -> float:
-    """Returns the share of the limit that a record reaches."""
+    """Returns the fraction of the limit that a record reaches."""
     return float(1e-6 * record["evaluations"] * record["ideal_ns"] / record["ms"])
 
 

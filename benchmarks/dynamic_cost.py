@@ -1,17 +1,16 @@
-"""Counts what tsplat's compositing kernels execute on a scene, exactly, without a GPU.
+"""Counts exactly what tsplat's compositing kernels execute on a scene, without a GPU.
 
     python -m benchmarks.dynamic_cost [--scene NAME ...] [--target sm_80] [--json FILE] [--peer gsplat]
     python -m benchmarks.dynamic_cost --write-budgets  write the limits of `make test`
 
-Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80 unless another
-target is chosen. Printed per kernel: warp instructions by class; active lanes per instruction; stall cycles per
-instruction, as NVIDIA's compiler encoded them; sectors of 32 bytes of global memory (of 128 bytes on AMD GPUs, scalar
-loads not counted) loaded, stored, and updated by atomics; bank conflicts, which are passes over the banks of shared
-memory beyond those needed without conflicts; and branches at which lanes of a warp diverge. Counts are not times; see
-`benchmarks.predicted_time`.
+Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80 or another
+target. For each kernel, the output has: warp instructions by class; active lanes per instruction; stall cycles per
+instruction, as NVIDIA's compiler encoded them; sectors of 32 bytes of global memory (of 128 bytes on AMD GPUs, without
+scalar loads) that are loaded, stored, and updated by atomics; bank conflicts, that is, additional passes over the banks
+of shared memory; and branches at which lanes of a warp diverge. Counts are not times; see `benchmarks.predicted_time`.
 
-With `--peer gsplat`, the compositing kernels of gsplat 1.5.3 are compiled by nvcc and executed in the same way on the
-same projected Gaussians with gsplat's own lists, provided that images and gradients agree. Ratios tsplat / gsplat are
+With `--peer gsplat`, the compositing kernels of gsplat 1.5.3 are compiled by nvcc and executed in the same way, on the
+same projected Gaussians with gsplat's lists, provided that images and gradients agree. Ratios tsplat / gsplat are
 printed for each pass. Exits with status 3 if gsplat's kernels cannot be obtained or compiled.
 """
 
@@ -33,7 +32,7 @@ FIELDS = ("warp_instructions", "load_sectors", "store_sectors")
 
 
 def summarize(launches: list[Executed]) -> dict[str, Any]:
-    """Returns what some launches executed together."""
+    """Returns the sums of what launches executed."""
     counts: collections.Counter[str] = collections.Counter()
     for executed in launches:
         counts.update(executed.counts)
@@ -58,8 +57,8 @@ def summarize(launches: list[Executed]) -> dict[str, Any]:
 def records(scene: str, run: scenes.Run, target: str = scenes.TARGET) -> list[dict[str, Any]]:
     """Returns one record per pass and kernel.
 
-    Those of tsplat also have `kept_bytes`: what the forward pass keeps for the backward pass. `registers` and
-    `stall_cycles` are None on AMD GPUs.
+    Records of tsplat also have `kept_bytes`, the bytes that the forward pass saves for the backward pass. `registers`
+    and `stall_cycles` are None on AMD GPUs.
     """
     of_scene: dict[str, Any] = {"scene": scene, "target": target}
     if isinstance(run, scenes.TsplatRun):
@@ -74,7 +73,7 @@ def records(scene: str, run: scenes.Run, target: str = scenes.TARGET) -> list[di
 
 
 def compared(scene: str, ours: scenes.Run, theirs: scenes.Run) -> list[dict[str, Any]]:
-    """Returns one record per pass with the ratios of `ratios.RATIOS`, all kernels of the pass together."""
+    """Returns one record per pass with the ratios of `ratios.RATIOS`, summed over all kernels of the pass."""
     found = []
     for phase in ("forward", "backward"):
         pair = (summarize([e for e in run.launches if e.phase == phase]) for run in (ours, theirs))
@@ -88,7 +87,7 @@ def budgets(found: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def write_budgets() -> None:
-    """Writes what the scene with budgets executes on sm_80."""
+    """Writes the counts of the scene with budgets on sm_80."""
     found = budgets(records(BUDGETED, scenes.execute(scenes.SCENES[BUDGETED](scenes.Data()), traced=False)))
     BUDGETS.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -1,7 +1,7 @@
 """Compares exported pages in Chromium with tsplat's images: `python -m benchmarks.exported_pages MODEL ...`.
 
-For each model or run: from the camera that its page starts with, from one at half the distance that is turned by 40
-degrees, and from one on the other side, the PSNR, and the largest difference of the means of red, green and blue.
+For each model or run, it prints the PSNR and the largest difference of the means of red, green and blue, from three
+cameras: the start view of the page, one at half the distance that is turned by 40 degrees, and one on the other side.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from tsplat.viewing.run_cameras import find_background, find_cameras
 
 WIDTH, HEIGHT = 640, 480
 TURNS = ((0, 1.0), (40, 0.5), (180, 1.0))
-"""Degrees around the target, and distances in units of that of the first camera."""
+"""Degrees around the target, and distances relative to that of the first camera."""
 
 SECONDS = 60
-"""Time in which the page has to show its last image; it stands still if two screenshots are equal."""
+"""Maximum seconds until the page shows its final image, which is when two screenshots are equal."""
 
 
 def start_views(first: StartView) -> Iterator[StartView]:
-    """Yields the start view, and others around its target."""
+    """Yields the start view, and the other views around its target."""
     eyes = centers(orbit_around(first.eye, first.target, first.up, 360)).tolist()
     for degrees, distance in TURNS:
         eye = [t + distance * (e - t) for e, t in zip(eyes[degrees], first.target, strict=True)]
@@ -39,7 +39,7 @@ def start_views(first: StartView) -> Iterator[StartView]:
 
 
 def shown(path: Path) -> NDArray[np.float64]:
-    """Returns what a page shows [h, w, 3] in a browser, without its controls."""
+    """Returns a screenshot [h, w, 3] of a page in a browser, without its controls."""
     with open_page(path.as_uri(), WIDTH, HEIGHT) as page:
         wait_for(lambda: page.evaluate("document.documentElement.dataset.loaded") is not None, 120, every=0.5)
         page.evaluate("document.querySelector('.sse-ui').style.display = 'none'")

@@ -3,11 +3,11 @@
     python -m benchmarks.formats [--models FOLDER] [--splat-transform COMMAND] [--write]
 
 Each model is written in every format and read again. The first table has the size of the file, the CPU time to write
-it on one thread, and the PSNR of a rendered view against the same view of the original. The second one has the largest
-error of each parameter. Models that do not exist are skipped.
+it on one thread, and the PSNR of a rendered view compared with the same view of the original. The second table has the
+largest error of each parameter. Models that do not exist are skipped.
 
-`--splat-transform` is the command of PlayCanvas's converter, such as "node cli.mjs"; it converts the same models, for
-their sizes. `--write` writes the tables to docs/formats.md.
+`--splat-transform` is the command of PlayCanvas's converter, such as "node cli.mjs", which converts the same models to
+compare sizes. `--write` writes the tables to docs/formats.md.
 """
 
 import argparse
@@ -35,7 +35,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "formats.md"
 
 WIDTH, HEIGHT, FOV = 320, 240, 50.0
 CLUSTERED = 1 << 16
-"""Largest number of Gaussians whose SH coefficients splat-transform clusters without a GPU."""
+"""Maximum number of Gaussians whose SH coefficients splat-transform clusters without a GPU."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ ORIGINALS = {
     "luma-seal": ("luma-seal.splat", ()),
     "playbot_3": ("playbot_3.sog", ()),
 }
-"""Model -> the file that is read, and other files of the same model."""
+"""For each model, the file that is read, and other files of the same model."""
 EXTENDED = "kettle"
 """The model that is also measured with coefficients of degree 4."""
 
@@ -86,7 +86,7 @@ def measure(name: str, gaussians: Gaussians, converter: list[str], folder: Path)
     """Returns the rows of a model in both tables."""
     viewmat, _ = look_at_all(gaussians, WIDTH, HEIGHT, FOV)
     target = view(gaussians, viewmat)
-    is_known = gaussians.sh_degree < 4  # by splat-transform
+    is_known = gaussians.sh_degree < 4  # splat-transform supports it
     if is_known:
         write_model(folder / "original.ply", gaussians)
     sizes = errors = ""
@@ -99,7 +99,7 @@ def measure(name: str, gaussians: Gaussians, converter: list[str], folder: Path)
         write_model(path, gaussians, format=format)
         seconds = time.process_time() - start
         found = read_model(path)
-        # The check knows the order of one level of detail only.
+        # The check does not support several levels of detail.
         if format not in ("splat", "streamed-sog"):
             check_round_trip(format, gaussians, found)
         is_clustered = format == "sog" and gaussians.sh_degree > 0 and len(gaussians) > CLUSTERED
@@ -119,7 +119,7 @@ def degree_4(gaussians: Gaussians) -> Gaussians:
 
 
 def view(gaussians: Gaussians, viewmat: Tensor) -> Tensor:
-    """Renders the view, clamped to [0, 1]."""
+    """Renders a view, clamped to [0, 1]."""
     return render(gaussians, Camera(viewmat, intrinsics(WIDTH, HEIGHT, FOV), WIDTH, HEIGHT)).clamp(0, 1)
 
 
@@ -129,7 +129,7 @@ def converted_size(format: Known, sh_degree: int, converter: list[str], folder: 
         return ""
     out = folder / f"theirs{format.ending}"
     out.unlink(missing_ok=True)
-    # PLY files have coefficients of degree 3 in any case.
+    # PLY files always have coefficients of degree 3.
     degree = ["--filter-harmonics", str(sh_degree)] if sh_degree < 3 else []
     command = [*converter, "-q", str(folder / "original.ply"), *degree, *format.options, str(out)]
     subprocess.run(command, check=True)
@@ -139,7 +139,7 @@ def converted_size(format: Known, sh_degree: int, converter: list[str], folder: 
 def largest_errors(format: Format, gaussians: Gaussians, found: Gaussians) -> list[str]:
     """Returns the largest error of each parameter in the columns of the table."""
     if format == "splat":
-        # As the writer sorts them: by the values in the file.
+        # The writer sorts Gaussians by the values in the file.
         opacities = levels(gaussians.opacity_logits.double().sigmoid().numpy() * 255).astype(np.uint8)
         scales = gaussians.log_scales.double().exp().numpy().astype(np.float32)
         sizes = np.log(scales.astype(np.float64)).sum(1) + np.log(opacities)
@@ -167,7 +167,7 @@ def text(error: float) -> str:
 
 
 def tables(models: Path, converter: list[str]) -> str:
-    """Returns both tables, and the sizes of the files that were read, in Markdown."""
+    """Returns both tables and the sizes of the files that were read, as Markdown."""
     sizes, errors = SIZES, ERRORS
     files = []
     for name, (original, others) in ORIGINALS.items():
@@ -182,12 +182,12 @@ def tables(models: Path, converter: list[str]) -> str:
             sizes, errors = sizes + rows[0], errors + rows[1]
             print("".join(rows), flush=True)
         files += [f"`{file}` {file_size(models / file):,}" for file in (original, *others)]
-    originals = f"Bytes of the files that were read, or that show the same model: {', '.join(files)}."
+    originals = f"Bytes of the files that were read, and of other files of the same models: {', '.join(files)}."
     return f"### Sizes and views\n\n{sizes}\n{originals}\n\n### Largest errors\n\n{errors}"
 
 
 def file_size(path: Path) -> int:
-    """Returns the bytes of a file, or of all files in a folder and those inside it."""
+    """Returns the size in bytes of a file, or of all files in a folder, recursively."""
     return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 

@@ -3,11 +3,12 @@
 #
 #     benchmarks/gpu.sh [--emulated] [PART ...]
 #
-# Parts, by default all: tests run profile counts memcheck racecheck peers. Each ends by itself, the tests, which compile
-# hundreds of kernels, after ${TEST_SECONDS:-420} seconds. A part that fails or runs out of time does not stop the others.
-# The last lines say which parts passed, failed, were cut off, and did not run. Exit status: 0 if all passed, 1 if one
-# failed or was cut off, 2 if PyTorch finds no GPU. Records of a run whose tests do not pass say so, and do not count. With
-# --emulated, all parts run on an emulated GPU, with one test and tiny scenes: to try out this script.
+# Parts, by default all: tests run profile counts memcheck racecheck peers. Each part has a time limit; that of the
+# tests, which compile hundreds of kernels, is ${TEST_SECONDS:-420} seconds. A part that fails or times out does not stop
+# the others. The last lines say which parts passed, failed, were cut off, and did not run. Exit status: 0 if all passed,
+# 1 if one failed or was cut off, 2 if PyTorch does not find a GPU. If the tests do not pass, records of the run say so,
+# and do not count. With --emulated, all parts run on an emulated GPU, with one test and tiny scenes, to try out this
+# script.
 set -u
 cd "$(dirname "$0")/.."
 out=${OUT:-benchmarks/results}
@@ -30,8 +31,8 @@ chosen() { # part
     esac
 }
 
-# Python reports and writes what it has when it is interrupted; it is killed if that takes longer than 10 seconds.
-# The limits are those of a GPU. Busy machines that emulate one get ten times as long.
+# An interrupted Python process writes its results so far; it is killed if that takes longer than 10 seconds. Limits are
+# for a GPU; emulation gets ten times as long.
 limited() {
     limit=$(($1 * patience))
     shift
@@ -62,7 +63,7 @@ part() { # name, seconds, command
     tail -n 15 "$out/$name.log"
 }
 
-# Several processes run the tests, each a share of them, so that kernels are compiled in parallel.
+# Several processes run the tests, so that kernels are compiled in parallel.
 tests() {
     echo "== tests"
     rm -f "$out"/tests.*
@@ -95,13 +96,13 @@ sanitize() { # tool
         skipped="$skipped $1 (no compute-sanitizer, or no GPU)"
         return
     fi
-    # Each tensor has an allocation of its own, so that accesses beyond its end are found.
+    # Each tensor has a separate allocation, so that accesses beyond its end are detected.
     part "$1" 25 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$1" --error-exitcode 1 \
         --target-processes all python -m benchmarks.hardware_counts --step tiny
 }
 
 [ "$device" = emulated ] || python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || {
-    echo "gpu.sh: PyTorch finds no GPU; nothing ran"
+    echo "gpu.sh: PyTorch does not find a GPU; nothing ran"
     exit 2
 }
 {
@@ -110,7 +111,7 @@ sanitize() { # tool
     python -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
 } > "$out/machine.log" 2>&1
 
-# gsplat compiles its kernels at first use; do it beside the tests.
+# gsplat compiles its kernels at first use; this is done in parallel with the tests.
 compiling=""
 if chosen peers && [ "$device" = cuda ] && python -c 'import gsplat' 2> /dev/null; then
     TORCH_CUDA_ARCH_LIST=$(python -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())')

@@ -1,12 +1,12 @@
-"""Compares what the compositing kernels execute on an NVIDIA GPU, counted by ncu, with what the emulator counts.
+"""Compares the emulator's counts of the compositing kernels with those of ncu on an NVIDIA GPU.
 
     python -m benchmarks.hardware_counts [--scene NAME ...] [--json FILE]
     python -m benchmarks.hardware_counts --step NAME      only render a scene on the GPU, forward and backward
 
-Per kernel: warp instructions, and sectors of global memory loaded and stored, of both passes together. The emulator
-executes the machine code for the GPU's own architecture where it knows that, else for sm_80. Exits with status 3 if
-there is no ncu, no GPU, or ncu may not read counters: then only the emulator's counts are printed and recorded.
-`--step` is also what compute-sanitizer checks.
+For each kernel, counts are warp instructions, and sectors of global memory loaded and stored, over both passes. The
+emulator executes the machine code for the GPU's architecture, if it supports that, otherwise for sm_80. If there is no
+ncu or no GPU, or ncu may not read counters, only the emulator's counts are printed and recorded, and the exit status is
+3. compute-sanitizer runs `--step`, too.
 """
 
 import argparse
@@ -34,7 +34,7 @@ METRICS = {
     "load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 }
-"""ncu's names of what is counted."""
+"""ncu's names of the counts."""
 UNAVAILABLE = 3
 """Exit status without ncu's counts."""
 SCENES = scenes.SCENES | {"tiny": functools.partial(scenes.from_case, EMULATED_CASES[0])}
@@ -45,11 +45,11 @@ ByKernel = dict[str, dict[str, int]]
 
 
 class UnavailableError(Exception):
-    """ncu's counts cannot be had here."""
+    """ncu cannot count on this machine."""
 
 
 def emulated(scene: str, target: str) -> ByKernel:
-    """Returns what the emulator counts."""
+    """Returns the emulator's counts."""
     found: dict[str, collections.Counter[str]] = {}
     for executed in scenes.execute(SCENES[scene](scenes.Data()), traced=False, target=target).launches:
         found.setdefault(executed.kernel, collections.Counter()).update(executed.counts)
@@ -57,12 +57,12 @@ def emulated(scene: str, target: str) -> ByKernel:
 
 
 def measured(scene: str, kernels: list[str]) -> ByKernel:
-    """Returns what ncu counts for some kernels."""
+    """Returns ncu's counts of kernels."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise UnavailableError("ncu is not installed")
     if not torch.cuda.is_available() or torch.version.hip is not None:
-        raise UnavailableError("PyTorch finds no NVIDIA GPU")
+        raise UnavailableError("PyTorch does not find an NVIDIA GPU")
     command = [ncu, "--csv", "--page", "raw", "--clock-control", "none", "--kernel-name-base", "function"]
     command += ["--kernel-name", f"regex:^({'|'.join(kernels)})$", "--metrics", ",".join(METRICS.values())]
     command += [sys.executable, "-m", "benchmarks.hardware_counts", "--step", scene]
@@ -73,7 +73,7 @@ def measured(scene: str, kernels: list[str]) -> ByKernel:
 
 
 def parse(text: str) -> ByKernel:
-    """Returns the counts of ncu's output, with the launches of a kernel together."""
+    """Returns the counts in ncu's output, summed over the launches of each kernel."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
@@ -98,7 +98,7 @@ def lines(scene: str, target: str, ours: ByKernel, theirs: ByKernel | None) -> l
 
 
 def own_target() -> str:
-    """Returns the GPU's target if its machine code can be executed, else the default one."""
+    """Returns the target of the GPU if the emulator supports it, otherwise the default target."""
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return scenes.TARGET
     major, minor = torch.cuda.get_device_capability()

@@ -1,4 +1,4 @@
-"""The kernel launches that tsplat makes, recorded from its own launchers on tiny inputs instead of executed."""
+"""Records the kernel launches of tsplat's launchers on tiny inputs, without executing them."""
 
 import contextlib
 import dataclasses
@@ -43,15 +43,20 @@ CHANNELS = (1, 3, 4, 8, 16, 64)
 N, WIDTH, HEIGHT = 300, 320, 256
 
 IMAGES = (1, 4, 8)
-"""Numbers of images whose tiles of 16 are composited in parts of each size."""
+"""Numbers of images for which tiles of 16 pixels are composited in parts of different sizes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A kernel call of a launcher: Triton types of its arguments, values of constants and None by their path, compiler
-    options, and the arguments, those in bundles and of constants by the names of their fields.
+    """A kernel call of a launcher.
 
-    `channel_groups` is the number of groups of channels, if the kernel learns their number at run time.
+    Attributes:
+        kernel: The kernel.
+        signature: Triton types of the arguments.
+        constants: Values of constants and None, by their path.
+        options: Compiler options.
+        arguments: Arguments by name, those in bundles and constants by the names of their fields.
+        channel_groups: Number of groups of channels, if it is an argument at run time.
     """
 
     kernel: JITFunction[Any]
@@ -63,7 +68,7 @@ class Launch:
 
 
 def by_field(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a launch, those in bundles by the names of their fields: the first of each name."""
+    """Returns the arguments of a launch by name, those in bundles by the names of their fields; the first of each."""
     found: dict[str, Any] = {}
     for name, argument in arguments.items():
         for path, value in launch.named_arguments(name, argument):
@@ -73,7 +78,7 @@ def by_field(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def recorded(vendor: str) -> Iterator[list[Launch]]:
-    """Records kernel calls instead of running them, as launchers make them for a device of a vendor."""
+    """Context manager that records the kernel calls of launchers for a vendor's GPU, instead of running them."""
     launches: list[Launch] = []
 
     def record(kernel: JITFunction[Any], *called: Any) -> None:
@@ -92,7 +97,7 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
         mock.patch.object(launch, "launch_on_device", record),
         mock.patch.object(launch, "current_gpu", return_value=0),
         mock.patch.object(launch, "vendor", return_value=vendor),
-        # Launchers read counts that no kernel has written.
+        # Launchers read counts that no kernel has written, so tensors are initialized.
         mock.patch.object(Tensor, "new_empty", Tensor.new_ones),
         mock.patch.object(torch, "empty_like", torch.ones_like),
     ):
@@ -106,7 +111,7 @@ Labeled = Iterator[tuple[str, Launch]]
 def shipped_launches(
     vendor: str, channels: tuple[int, ...] = CHANNELS, tile_sizes: tuple[int, ...] = (16,)
 ) -> list[tuple[str, Launch]]:
-    """Returns every distinct kernel launch with a label of its variant."""
+    """Returns all distinct kernel launches, each with a label of its variant."""
     found = itertools.chain(
         _projection(vendor),
         _spherical_harmonics(vendor),

@@ -1,4 +1,4 @@
-"""Describes the machine and the software of a measurement."""
+"""Description of the machine and the software of a measurement."""
 
 import importlib.util
 import os
@@ -13,17 +13,17 @@ import torch
 import tsplat
 
 TESTS_VARIABLE = "TSPLAT_GPU_TESTS"
-"""Environment variable in which `gpu.sh` tells whether the tests of the same run passed: "passed" or "failed"."""
+"""Environment variable that `gpu.sh` sets to "passed" or "failed", the result of the tests of the same run."""
 CPU_INFO = Path("/proc/cpuinfo")
 AMD_DRIVER = Path("/sys/module/amdgpu/version")
 
 
 def describe(device: torch.device, name: str | None = None) -> dict[str, str | None]:
-    """Describes the device, by its own name or the one given, the software, and whether timings count.
+    """Describes the device and the software; `name` replaces the name of the device.
 
     Returns `device`; `cpu`, its name and vector instructions, None on a GPU; `driver`, None on a CPU; `torch`,
-    `triton`, `tsplat`; `commit`, which ends in "-dirty" if files differ from it; and `tests`, what the GPU tests of the
-    same run did, or None if none ran.
+    `triton`, `tsplat`; `commit`, which ends in "-dirty" if files differ from it; and `tests`, the result of the GPU
+    tests of the same run, None if none ran.
     """
     on_gpu = device.type == "cuda"
     threads = torch.get_num_threads()
@@ -41,7 +41,7 @@ def describe(device: torch.device, name: str | None = None) -> dict[str, str | N
 
 
 def counts(record: dict[str, Any]) -> bool:
-    """Returns whether the figures of a record count: not if tests failed in the same run."""
+    """Returns whether the figures of a record count: they do not if tests of the same run failed."""
     return record.get("tests") != "failed"
 
 
@@ -59,7 +59,7 @@ def _driver() -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """Returns what a command prints, or None if it does not exist or fails."""
+    """Returns the output of a command, or None if it does not exist or fails."""
     try:
         return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip() or None
     except (OSError, subprocess.CalledProcessError):

@@ -1,11 +1,11 @@
-"""Measures a capture of thousands of views: memory, time to load it, and time that steps wait for its images.
+"""Measures a capture with thousands of views: memory, loading time, and time that steps wait for images.
 
     python -m benchmarks.many_views [--views 5000] [--photographs 20] [--width 640] [--height 480] [--steps 200]
         [--points 20000]
 
-The photographs are traced once; the views are hard links to them, which are read and decoded one by one like others.
-Memory is the peak of this process above what it had before; the first steps, which read their images, are not counted
-as waiting.
+The photographs are ray traced once; the views are hard links to them, which are read and decoded like separate files.
+Memory is the peak of this process above its memory before. The first steps, which have to read their images, are not
+counted as waiting.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tsplat.training import Trainer, preset
 from tsplat.training.runs.initial_gaussians import initial_gaussians
 
 WARM_UP = 10
-"""Steps that are not counted."""
+"""Number of first steps that are not counted."""
 
 
 def write_views(folder: Path, n_views: int, n_photographs: int, size: tuple[int, int], n_points: int) -> None:
-    """Writes a town of a few photographs, and as many views of them as are asked for."""
+    """Writes a few photographs of a town, and `n_views` views that are links to them."""
     town = make_town(6)
     write_town(folder, town, town_cameras(town, n_photographs, *size), n_points)
     content = json.loads((folder / "transforms.json").read_text())

@@ -11,33 +11,32 @@ the same scenes: {made_with}. Microseconds:
 """
 
 NOTES = """
-- Call: of many calls one after another, which wait only where the call itself waits. Host: the same of 20 Gaussians at
-  16×16 pixels, whose kernels take next to no time. Device: all kernels and copies, as PyTorch's profiler counts them;
-  of these, compositing forward + backward. Memory is what a call allocates at most, above inputs.
-- tsplat counts intersections first, as gsplat does. "graph" is a replay of the CUDA graph of a call with room for twice
-  as many, see [CUDA graphs](howto/compile.md#cuda-graphs-by-hand).
-- **An eager call takes longer than gsplat's for scenes of this size, although its kernels take a quarter to a half of
-  the time**: the GPU waits for Python. By a graph, a call takes about as long as its kernels. [Graphed
-  calls](howto/compile.md#calls-that-replay-graphs) replay graphs in any training loop; they were not run there.
-- PyTorch runs the backward pass of a GPU in a thread of its own. Inside of
+- Call: time per call of many successive calls, without additional synchronization. Host: the same for 20 Gaussians at
+  16×16 pixels, whose kernels take almost no time. Device: all kernels and copies, according to PyTorch's profiler;
+  compositing is a part of this, forward + backward. Memory is the peak memory of a call, above its inputs.
+- tsplat counts intersections first, as gsplat does. "graph" is a replay of the CUDA graph of a call with a capacity of
+  twice the number of intersections, see [CUDA graphs](howto/compile.md#cuda-graphs-by-hand).
+- **For scenes of this size, an eager call takes longer than gsplat's, although its kernels take a quarter to a half of
+  the time**: the GPU waits for Python. With a graph, a call takes about as long as its kernels. [Graphed
+  calls](howto/compile.md#calls-that-replay-graphs) replay graphs in any training loop; they were not part of this run.
+- On a GPU, PyTorch runs the backward pass in a separate thread. Inside of
   `torch.autograd.set_multithreading_enabled(False)`, the call with 20 Gaussians took 1,705 us instead of 2,346, and
   gsplat's 1,370 instead of 1,521.
 - Largest differences of images (mean absolute) and of gradients (norm, relative) between both implementations:
   {difference}.
-- Training at 400×400 pixels with 64,501 Gaussians of SH degree 3: about 85 steps per second without graphs and 190 to
-  270 with them, 140 to 220 while the strategy adds Gaussians every 4 steps and each graph is captured again. Metrics of
-  all held-out views are equal to the last digit.
+- Training at 400×400 pixels with 64,501 Gaussians of SH degree 3 ran at about 85 steps per second without graphs, and
+  at 190 to 270 with graphs; while the strategy added Gaussians every 4 steps, so that each graph was captured again, at
+  140 to 220. Metrics of all held-out views are equal to the last digit.
 
-Compositing as [predicted](#predicted-gpu-time) for an H100 and measured on this GPU, forward / backward. The kernels of
-tsplat take 1.2 to 1.7 times as long as predicted, those of gsplat 0.8 to 0.96 times:
+The next table compares compositing times that were [predicted](#predicted-gpu-time) for an H100 with those measured on
+this GPU, forward / backward. tsplat's kernels take 1.2 to 1.7 times as long as predicted, gsplat's 0.8 to 0.96 times:
 
 """
 
 END = """
-The emulator counts exactly what the GPU executes: for all compositing kernels of {scenes}, warp instructions and
-sectors loaded and stored are those of NVIDIA's profiler `ncu`, to the last one (`python -m
-benchmarks.hardware_counts`), but for the sectors that `_composite_bwd_kernel` loads, of which `ncu` counts {loads}
-times as many.
+The emulator counts exactly what the GPU executes (`python -m benchmarks.hardware_counts`): for all compositing kernels
+of {scenes}, its counts of warp instructions and of loaded and stored sectors equal those of NVIDIA's profiler `ncu`.
+The exception are the sectors that `_composite_bwd_kernel` loads: `ncu` counts {loads} times as many.
 """
 
 
@@ -66,7 +65,7 @@ def section(
 
 
 def differing(counts: list[dict[str, Any]]) -> list[float]:
-    """Returns the profiler's counts divided by the emulator's, where they differ."""
+    """Returns the ratios of the profiler's counts to the emulator's, where they differ."""
     return [
         theirs[field] / count
         for record in counts
@@ -83,7 +82,7 @@ def label(record: dict[str, Any]) -> str:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Returns the times as Markdown, with those of tsplat divided by the peer's."""
+    """Returns the times as Markdown, with the ratios of tsplat's times to the peer's."""
     names = ("call", "host", "device", "compositing", "memory, MB", "ratio, call", "ratio, device")
     lines = [f"| scene | implementation | {' | '.join(names)} |", "| --- | --- |" + " ---: |" * len(names)]
     peers = {record["scene"]: record for record in records if record["implementation"] != "tsplat"}
@@ -100,7 +99,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def predicted_table(records: list[dict[str, Any]], predicted: dict[tuple[str, str, str], float]) -> str:
-    """Returns predicted and measured times of compositing as Markdown, of the scenes that have both."""
+    """Returns predicted and measured times of compositing as Markdown, for the scenes that have both."""
     names = [f"{name}, {how}" for name in ("tsplat", "gsplat", "ratio") for how in ("predicted", "measured")]
     lines = [f"| scene | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
     eager = {(r["scene"], r["implementation"]): r["compositing_us"] for r in records if r["mode"] == "eager"}

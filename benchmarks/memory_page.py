@@ -7,23 +7,22 @@ from benchmarks.gpu_timing.gsplat_kernels import NAME
 TEXT = """
 ## Memory of a call
 
-`python -m benchmarks.call_memory --peer gsplat` counts the most bytes that tensors take at one time during a call of
-`rasterization()`, above its arguments, in MB. **Counts are exact, of what runs on the CPU and on an
-[emulated](emulation.md) GPU of sm_80.** A call is forward and backward, in a loop: gradients of the call before are
-released between both passes, as where memory was [measured](#measured-on-a-gpu). The first call of a kind runs the
-stages, the second is traced, and later ones are [replayed](architecture.md#how-a-call-runs).
+`python -m benchmarks.call_memory --peer gsplat` counts the peak memory of tensors during a call of `rasterization()`,
+above its arguments, in MB. **Counts are exact, for the CPU and for an [emulated](emulation.md) sm_80 GPU.** A call is a
+forward and a backward pass in a loop: gradients of the previous call are released between both passes, as in the
+[measurement](#measured-on-a-gpu) on a GPU. The first call of a kind runs the stages, the second is traced, and later
+ones are [replayed](architecture.md#how-a-call-runs).
 
 """
 
 NOTES = f"""
-- Calls are packed and count intersections first, but for those with a capacity, which are not packed: room for 1.5
-  times the scene's intersections, doubled until its lists fit.
-- Forward: the forward pass of a replayed call alone.
-- {NAME}: its own Python, over functions that allocate tensors of the shapes that its C++ does. "Allocated" are all
-  tensors of its forward pass together; "forward" are the most at one time. What its sort needs besides tensors is not
-  counted.
-- What NumPy allocates on the CPU, for sorts, is not counted. Arenas that do not leave a pass are counted in each; in
-  fact a CPU keeps one of up to 256 MiB for the next pass. `make test` checks the counts of cloud against
+- Calls are packed and count intersections first. Calls with a capacity are not packed; the capacity is 1.5 times the
+  scene's intersections, doubled until its lists fit.
+- Forward: only the forward pass of a replayed call.
+- {NAME}: its Python code, with functions that allocate the same tensors as its C++ functions. "Allocated" is the sum of
+  all tensors of its forward pass; "forward" is their peak. Memory of its sort besides tensors is not counted.
+- Memory that NumPy allocates for sorts on the CPU is not counted. Scratch arenas are counted in each pass, although a
+  CPU keeps one of up to 256 MiB for the next pass. `make test` checks the counts of cloud against
   `benchmarks/memory_budgets.json`.
 """
 
@@ -34,7 +33,7 @@ def section(records: list[dict[str, Any]], measured: list[dict[str, Any]]) -> st
 
 
 def table(records: list[dict[str, Any]], measured: list[dict[str, Any]]) -> str:
-    """Returns megabytes by scene and device, beside those of a peer, and beside what was measured on a GPU."""
+    """Returns megabytes by scene and device, with those of a peer and those measured on a GPU, as Markdown."""
     names = (
         "first call", "traced", "replayed", "replayed, capacity", "forward", f"{NAME}: call", "forward", "allocated",
         f"measured, {NAME}",
@@ -57,5 +56,5 @@ def table(records: list[dict[str, Any]], measured: list[dict[str, Any]]) -> str:
 
 
 def megabytes(n_bytes: int) -> str:
-    """Returns a number of megabytes with one digit behind the point."""
+    """Formats bytes as megabytes with one decimal."""
     return f"{n_bytes / 1e6:,.1f}"

@@ -2,9 +2,9 @@
 
     python -m benchmarks.out_of_core [--count N] [--memory GB] [--folder FOLDER] [COMMAND ...]
 
-Writes a PLY of a town of N Gaussians (20 million: 5 GB) into FOLDER, which needs three times as much free space, unless
-it is there already. Then runs the commands, all unless some are named, each in a process of its own with ``--memory``.
-Prints seconds of CPU time and peak resident memory (``ru_maxrss``), libraries included; no file is mapped. Outputs are
+Writes a PLY of a town of N Gaussians (20 million: 5 GB) into FOLDER, unless it exists; FOLDER needs three times as much
+free space. Then runs the given commands, by default all, each in a separate process with ``--memory``. Prints seconds
+of CPU time and peak resident memory (``ru_maxrss``), including libraries; files are not memory-mapped. Outputs are
 deleted.
 """
 
@@ -27,7 +27,7 @@ from tsplat.scene import write_ply
 from tsplat.scene.model_rows import ModelProperties, Rows
 
 CELL, HALF = 10.0, 0.35
-"""Distance of the houses, in world units, and half of their width in proportion to it."""
+"""Distance of the houses in world units, and half of their width relative to it."""
 
 COMMANDS = {
     "info": ["info", "{model}"],
@@ -42,7 +42,7 @@ COMMANDS = {
 
 
 class TownRows(Rows):
-    """Houses of random heights and colors on a plane. Each range of rows has some of all; its first row is its seed."""
+    """Houses of random heights and colors on a plane. Each range of rows is a sample, seeded by its first row."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count, ModelProperties(3))
@@ -78,7 +78,7 @@ class TownRows(Rows):
 
 
 def measure(arguments: list[str]) -> tuple[int, float, float, float]:
-    """Runs a command. Returns its status, seconds of CPU time and of the clock, and its peak resident memory in GB."""
+    """Runs a command. Returns its status, seconds of CPU and of wall time, and its peak resident memory in GB."""
     start = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "tsplat", *arguments])
     _, status, usage = os.wait4(process.pid, 0)

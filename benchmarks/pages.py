@@ -1,4 +1,4 @@
-"""Tables in the pages of the documentation."""
+"""Generated tables in pages of the documentation."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
 def write_tables(page: Path, tables: str) -> None:
-    """Replaces the tables of a page, which are those between the marks BEGIN and END."""
+    """Replaces the tables of a page between the markers BEGIN and END."""
     before, rest = page.read_text().split(BEGIN)
     _, after = rest.split(END)
     page.write_text(f"{before}{BEGIN}\n\n{tables}\n{END}{after}")

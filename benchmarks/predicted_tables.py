@@ -1,4 +1,4 @@
-"""Tables of docs/performance.md beside that of predicted times: idle tails and memory, sensitivity, and AMD GPUs."""
+"""Further tables of predictions in docs/performance.md: idle tails and memory, sensitivity, and AMD GPUs."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def sensitivity_table(records: list[dict[str, Any]]) -> str:
 
 
 def amd_table(records: list[dict[str, Any]]) -> str:
-    """Returns executed instructions on AMD GPUs, and those divided by an earlier state's, as a Markdown table."""
+    """Returns executed instructions on AMD GPUs, and their ratios to an earlier commit's, as a Markdown table."""
     found = {(r["target"], r["scene"], r["pass"], r.get("implementation")): r["warp_instructions"] for r in records}
     targets = list(dict.fromkeys(target for target, _, _, _ in found))
     names = [f"{target}, {what}" for target in targets for what in ("million", f"divided by {OLD}")]

@@ -4,12 +4,12 @@
         [--peer gsplat]
 
 Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80. A timing
-model runs what each warp did; see docs/performance.md and emulator/timing/core/model.c. Predicted times are not
-measurements. They do not include PyTorch's operators, other kernels, or gaps between launches.
+model simulates the trace of each warp; see docs/performance.md and emulator/timing/core/model.c. Predicted times are
+not measurements. They do not include PyTorch's operators, other kernels, or gaps between launches.
 
-With `--peer gsplat`, the compositing kernels of gsplat 1.5.3 are compiled by nvcc and run in the same way on the same
-projected Gaussians with gsplat's own lists, provided that images and gradients agree. Printed are ratios tsplat /
-gsplat. Exits with status 3 if gsplat's kernels cannot be obtained or compiled.
+With `--peer gsplat`, the compositing kernels of gsplat 1.5.3 are compiled by nvcc and executed in the same way, on the
+same projected Gaussians with gsplat's lists, provided that images and gradients agree. Ratios tsplat / gsplat are
+printed. Exits with status 3 if gsplat's kernels cannot be obtained or compiled.
 """
 
 import argparse
@@ -28,13 +28,13 @@ COUNTS = {
     "store_sectors": "store sectors",
     "atomic_sectors": "atomic sectors",
 }
-"""Fields of records, and the names of their counters."""
+"""Name of the counter of each field of records."""
 
 
 def summarize(launches: list[tuple[Executed, Prediction]]) -> dict[str, Any]:
-    """Returns predicted time, executed counts, and shares of sub-core cycles of some launches together.
+    """Returns the predicted time, the executed counts, and shares of sub-core cycles, over several launches.
 
-    `waited` has shares of the cycles up to each sub-core's last instruction; `idle_tail` is the share of those after.
+    `idle_tail` is the share of cycles after each sub-core's last instruction; `waited` has shares of the cycles before.
     Shares of several launches are weighted by time.
     """
     total = sum(prediction.predicted_us for _, prediction in launches)
@@ -54,9 +54,9 @@ def summarize(launches: list[tuple[Executed, Prediction]]) -> dict[str, Any]:
 def records(scene: str, run: scenes.Run, gpu_name: str, gpu: Gpu, variation: str | None = None) -> list[dict[str, Any]]:
     """Returns a record for the forward pass and one for the backward pass.
 
-    They have `scene`, `pass`, `gpu`, `variation` of the model (None for none), what `summarize` returns for the pass,
-    and `kernels`: the same for each kernel, with its `launches` and `registers`. Those of tsplat also have
-    `kept_bytes`: what the forward pass keeps for the backward pass.
+    They have `scene`, `pass`, `gpu`, `variation` of the model (None for none), the results of `summarize` for the pass,
+    and `kernels`: the same for each kernel, with its `launches` and `registers`. Records of tsplat also have
+    `kept_bytes`, the bytes that the forward pass saves for the backward pass.
     """
     predicted = []
     for executed in run.launches:
@@ -77,9 +77,9 @@ def records(scene: str, run: scenes.Run, gpu_name: str, gpu: Gpu, variation: str
 
 
 def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the records of tsplat and gsplat for the same passes and variations, one after the other.
+    """Returns the records of gsplat and tsplat for the same passes and variations, in turn.
 
-    Those of tsplat get `peer` and the ratios of `ratios.RATIOS`; those of gsplat get `implementation`.
+    Records of tsplat get `peer` and the ratios of `ratios.RATIOS`; records of gsplat get `implementation`.
     """
     found = []
     for record, other in zip(ours, theirs, strict=True):
@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     scenes.add_arguments(parser)
     parser.add_argument("--gpu", nargs="+", choices=GPUS, default=list(GPUS), help="default: all")
-    parser.add_argument("--sensitivity", action="store_true", help="vary what the model knows least")
+    parser.add_argument("--sensitivity", action="store_true", help="also vary the least certain parameters")
     peer.add_argument(parser)
     options = parser.parse_args()
     wheel = peer.prepare(options.peer)

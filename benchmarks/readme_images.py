@@ -1,10 +1,10 @@
-"""Makes the images of README.md: `python -m benchmarks.readme_images --scene SCENE`.
+"""Creates the images of README.md: `python -m benchmarks.readme_images --scene SCENE`.
 
 Writes ``docs/training.webp``, the views of a moving camera while a scene is trained, and ``docs/viewer.png``, the
-viewer with the trained model. The camera moves past some of the photographs, and looks where all of them look.
-``--models`` writes ``docs/scenes.jpg``, four models, and ``docs/orbit.webp``, a turn around one of them. With
-``--run RUN`` instead of ``--scene``, only ``docs/viewer.png`` and what ``--models`` writes are written, of a run on the
-same photographs.
+viewer with the trained model. The camera moves past some of the photographs, and looks at the point that all
+photographs look at. ``--models`` also writes ``docs/scenes.jpg``, four models, and ``docs/orbit.webp``, an orbit around
+one of them. With ``--run RUN``, a run on the same photographs, in place of ``--scene``, nothing is trained, and
+``docs/training.webp`` is not written.
 """
 
 import argparse
@@ -35,28 +35,28 @@ WIDTH, HEIGHT = 640, 426
 """Number and size of the frames of the animated image."""
 
 QUALITY = 55
-"""Quality of animated WebP, which is a fifth of the size of a GIF, and has all colors."""
+"""Quality of animated WebP, which is a fifth of the size of a GIF, and is not limited to a palette."""
 
 MODELS_SHOWN = {"luma-seal.splat": 0.0, "kettle.spz": 0.5, "playbot_3.from_sog.ply": 0.0}
-"""Models of the picture of scenes, and from which part of a turn they are shown."""
+"""Models in the image of scenes, and the fraction of a turn from which each is shown."""
 
 BANANA = "DSC_0438"
-"""Photograph from whose camera the run is shown in the picture of scenes."""
+"""Photograph from whose camera the run is shown in the image of scenes."""
 
 VIEWS = ("DSC_0424", "DSC_0425", "DSC_0426", "DSC_0427", "DSC_0437", "DSC_0438")
-"""Photographs of `banana` along which the camera moves: from the side that most were taken from."""
+"""Photographs of `banana` along which the camera moves, on the side with most photographs."""
 
 CROP, CROP_VIEWER = 0.85, 0.74
-"""Fields of view in units of that of the photographs, whose corners show places with few sparse points."""
+"""Fields of view relative to that of the photographs, whose corners have few sparse points."""
 
 PAGE = (1280, 800)
 """Size of the page with the viewer."""
 
 
 def train(capture: Capture, steps: int, cameras: Tensor, K: Tensor) -> tuple[Gaussians, list[Tensor]]:
-    """Trains on a scene; returns its Gaussians, and an image [h, w, 3] from each of the cameras [F, 4, 4] on the way.
+    """Trains on a scene. Returns the Gaussians, and images [h, w, 3] of successive steps from the cameras [F, 4, 4].
 
-    The times between images grow, as a scene changes most at first.
+    Intervals between these steps grow, as a model changes most at first.
     """
     config = preset(steps=steps)
     trainer = Trainer(initial_gaussians(config, capture), capture.train, config)
@@ -84,7 +84,7 @@ def write_animation(path: Path, images: Sequence[Tensor], milliseconds: int) -> 
 
 
 def model_cameras(gaussians: Gaussians, turns: Sequence[float]) -> list[Camera]:
-    """Returns cameras that show a whole model, turned around it by parts of a turn."""
+    """Returns cameras that show a whole model, rotated around it by fractions of a turn."""
     start = first_view(gaussians)
     camera = start.camera(640, 480)
     viewmats = orbit_around(start.eye, start.target, start.up, FRAMES)
@@ -92,7 +92,7 @@ def model_cameras(gaussians: Gaussians, turns: Sequence[float]) -> list[Camera]:
 
 
 def photographed(gaussians: Gaussians, cameras: Sequence[Camera]) -> Image.Image:
-    """Returns what a camera of a run on `banana` shows, in the aspect ratio of the picture of scenes."""
+    """Renders a run on `banana` from the camera of a photograph, in the aspect ratio of the image of scenes."""
     viewmat = choose_camera(cameras, BANANA).viewmat
     fov = CROP_VIEWER * complete_framing(gaussians, cameras)["fov"]
     with torch.no_grad():
@@ -101,7 +101,7 @@ def photographed(gaussians: Gaussians, cameras: Sequence[Camera]) -> Image.Image
 
 
 def write_models(banana: Image.Image) -> None:
-    """Writes the picture of four scenes, one of which is given, and the turn around the seal."""
+    """Writes the image of four scenes, the first of which is `banana`, and the orbit around the seal."""
     sheet = Image.new("RGB", (2 * 640, 2 * 480))
     sheet.paste(banana, (0, 0))
     for place, (name, turn) in zip(((640, 0), (0, 480), (640, 480)), MODELS_SHOWN.items(), strict=True):
@@ -116,7 +116,7 @@ def write_models(banana: Image.Image) -> None:
 
 
 def viewer_image(model: ViewedModel, view: str) -> Image.Image:
-    """Returns a screenshot of the viewer in a web browser, from where the photograph with this name was taken."""
+    """Returns a screenshot of the viewer in a web browser, from the position of the photograph with this name."""
     eye = choose_camera(model.cameras, view).position.tolist()
     model = dataclasses.replace(model, eye=eye, fov=CROP_VIEWER * model.fov)
     viewer = Viewer([model], port=18080, open_model=lambda path, warn: model)

@@ -29,7 +29,7 @@ PREDICTED_PLOT = ROOT / "docs" / "predicted_time.png"
 TSPLAT = "tsplat"
 GSPLAT = "gsplat 1.5.3"
 IMPLEMENTATIONS = {TSPLAT: "#c2410c", "tsplat 66fcafc": "#f0b48f", GSPLAT: "#b9c6d6", "Faster-GS 16x12": "#3b6ea5"}
-"""Implementations whose time was predicted, and their colors."""
+"""Implementations with predicted times, and their colors."""
 
 WHAT = ("projection", "intersection", "compositing", "forward", "forward + backward")
 BACKENDS = {"triton": "#3b6ea5", "torch": "#c2410c", "reference": "#888888"}
@@ -37,8 +37,8 @@ BACKENDS = {"triton": "#3b6ea5", "torch": "#c2410c", "reference": "#888888"}
 
 HEAD = """# Performance
 
-Median times of `benchmarks/run.py` in milliseconds, per device: `triton` / `torch`, and on the smallest scene
-`reference`. Single stages are timed forward only. The scenes are described at the top of that file;
+Median times of `benchmarks/run.py` in milliseconds, per device, for the backends `triton` / `torch`, on the smallest
+scene also `reference`. Single stages are timed forward only. `benchmarks/cases.py` describes the scenes;
 `benchmarks/results` has 20th and 80th percentiles. `python -m benchmarks.static_cost` counts the machine instructions
 of the kernels without a GPU, and `make test` checks them against `benchmarks/budgets.json`.
 
@@ -48,61 +48,59 @@ of the kernels without a GPU, and `make test` checks them against `benchmarks/bu
 LIMIT = """
 ## Limit on a CPU
 
-`python -m benchmarks.compositing_limit` compares the two walks of compositing with the limit of their own instructions:
-the number of evaluations, of one Gaussian at one vector of pixels, times the time of one under ideal conditions (long
-lists, all Gaussians in the L1 cache). On one thread:
+`python -m benchmarks.compositing_limit` compares the two walks of compositing with the limit of their instructions. An
+evaluation is one Gaussian at one vector of pixels; the limit is the number of evaluations times the time of one under
+ideal conditions (long lists, all Gaussians in the L1 cache). On one thread:
 
 """
 
 LIMIT_NOTE = """
-The rest is spent at the start and end of lists, and on cache misses that occur too early for
+The rest of the time is spent at the start and end of lists, and on cache misses that occur too early for
 [prefetching](decisions/0014-prefetching-on-cpus.md).
 """
 
 PREDICTION = """
 ## Predicted GPU time
 
-All times of this section are predicted; [some were measured](#measured-on-a-gpu) since. `python -m
-benchmarks.predicted_time` predicts how long the compositing kernels take on an A100 and on an H100. `python -m
+All times in this section are predicted; [some](#measured-on-a-gpu) have been measured since. `python -m
+benchmarks.predicted_time` predicts the time of the compositing kernels on an A100 and an H100. `python -m
 benchmarks.dynamic_cost` counts what they execute. Both render a scene forward and backward on an
-[emulator](emulation.md) of sm_80; `--scene` chooses scenes, `--gpu` GPUs, `--json` writes records.
+[emulator](emulation.md) of sm_80; `--scene` chooses scenes, `--gpu` chooses GPUs, and `--json` writes records.
 
 ![Predicted time by scene](predicted_time.png)
 
-Predicted microseconds on an A100, forward + backward, and in parentheses both together on an H100:
+Predicted microseconds on an A100, forward + backward, and in parentheses the sum on an H100:
 
 """
 
 NOTES = """
-What the figures include and what they do not:
-
-- They are those of all compositing kernels: records, lists of [parts of tiles](decisions/0010-parts-of-tiles.md),
-  pixels, and [sums of slots](decisions/0011-sums-of-slots.md). PyTorch's operators between them (cumulative sums,
-  sorts), all other stages, and the gaps between launches, which are some microseconds each, are not included. tsplat
+- The figures include all compositing kernels: records, lists of [parts of tiles](decisions/0010-parts-of-tiles.md),
+  pixels, and [sums of slots](decisions/0011-sums-of-slots.md). They do not include PyTorch's operators between them
+  (cumulative sums, sorts), all other stages, and the gaps between launches, which are some microseconds each. tsplat
   launches more kernels and operators than the others: on the smallest scenes, gaps may cost more than the kernels.
-- Where times were measured, ratios between tsplat and gsplat were 1.2 to 1.8 times those predicted. Ratios nearer to
-  one than that are ties.
-- The other implementations got the same projected Gaussians, and each its own lists of tiles. Their kernels were
-  compiled for sm_80 as well. Faster-GS has tiles of 16×12 pixels, the others of 16×16. "tsplat 66fcafc" is the state in
-  which one program of one warp walked the whole list of a tile.
-- The columns of tsplat 66fcafc and Faster-GS were predicted once, with an earlier state of the timing model. For commit
-  daf3354, whose compositing is designed like that of 66fcafc, the present model predicts 2,549 + 3,405 us for
+- Where times were measured, ratios between tsplat and gsplat were 1.2 to 1.8 times as large as predicted. Smaller
+  differences are ties.
+- The other implementations composited the same projected Gaussians, with their own lists of tiles. Their kernels were
+  compiled for sm_80 as well. Faster-GS has tiles of 16×12 pixels, the others of 16×16. "tsplat 66fcafc" is a commit in
+  which one program with one warp walked the whole list of a tile.
+- The columns of tsplat 66fcafc and Faster-GS were predicted once, with an earlier version of the timing model. For
+  commit daf3354, whose compositing has the same design as 66fcafc, the current model predicts 2,549 + 3,405 us for
   kettle-400x300, 673 + 1,169 us for garden-648x420, 355 + 1,193 us for garden-1296x840, 473 + 1,241 us for
   garden-1920x1080, and 951 + 1,294 us for dense-tile.
-- The gradient of the image that the backward pass gets is channel-major, as from `l1_ssim_loss`. With a channel-last
-  one it loads 14 % more sectors for the cloud and 3 % more for garden-648x420, in the same time.
+- The backward pass gets a channel-major gradient of the image, as from `l1_ssim_loss`. With a channel-last gradient, it
+  loads 14 % more sectors for the cloud and 3 % more for garden-648x420, in the same time.
 - 16 and 64 channels (cloud-d16, cloud-d64) are composited by matrix products, in parts of 8×8 pixels.
 
 ### Idle tails and memory
 
-The idle tail is the share of all cycles of all sub-cores after a sub-core's last instruction, when others still work,
-forward / backward. "Kept" are the bytes that the forward pass keeps for the backward pass, apart from the inputs of
+The idle tail is the share of all sub-cores' cycles that are after a sub-core's last instruction, while others still
+work, forward / backward. "Kept" is the memory that the forward pass saves for the backward pass, besides the inputs of
 `rasterization()`:
 
 """
 
 SENSITIVITY_TEXT = """
-Most of the tail of dense-tile and of the clouds is in launches of a few microseconds, in which few programs run at all
+Most of the tail of dense-tile and of the clouds is in launches of a few microseconds, which have few programs
 ([decision 0016](decisions/0016-idle-tail-of-a-dense-tile.md)).
 
 ### Sensitivity
@@ -116,74 +114,73 @@ RATIO_TEXT = """
 ### tsplat divided by gsplat
 
 With `--peer gsplat`, both commands also execute the compositing kernels of gsplat 1.5.3 on the emulator, with the same
-projected Gaussians and gsplat's own lists: a Gaussian is in each tile that the bounding rectangle of its radii touches.
-nvcc compiles them for sm_80 with gsplat's own flags. The sources come from gsplat's wheel, which pip downloads once
-into the emulator's cache; `TSPLAT_GSPLAT_WHEEL` names another place. Images and gradients must agree with tsplat's.
+projected Gaussians and gsplat's lists: a Gaussian is in each tile that the bounding rectangle of its radii touches.
+nvcc compiles them for sm_80 with gsplat's flags. The sources come from gsplat's wheel, which pip downloads once into
+the emulator's cache; `TSPLAT_GSPLAT_WHEEL` gives another path. Images and gradients must agree with tsplat's.
 
-tsplat's figures divided by gsplat's, forward / backward, with all compositing kernels of a pass together. Instructions
-and sectors are exact counts of the code that the emulator executed; times are predicted:
+The table has tsplat's figures divided by gsplat's, forward / backward, over all compositing kernels of a pass.
+Instructions and sectors are exact counts of the code that the emulator executed; times are predicted:
 
 """
 
 AMD_TEXT = """
 ### AMD GPUs
 
-No times are predicted for AMD GPUs. `python -m benchmarks.dynamic_cost --target gfx942` counts what the same kernels
-execute there. Million wave instructions, forward + backward, and divided by those of tsplat 66fcafc, forward /
-backward:
+Times are not predicted for AMD GPUs. `python -m benchmarks.dynamic_cost --target gfx942` counts what the same kernels
+execute. Million wave instructions, forward + backward, and their ratio to those of tsplat 66fcafc, forward / backward:
 
 """
 
 AMD_NOTE = """
-Both passes execute less than at 66fcafc. Parts are larger and chunks longer than on NVIDIA GPUs: smaller parts share
-less of the work of a Gaussian, and where lists are cut, another kernel walks them for the transmittance at the start of
-each chunk ([decision 0010](decisions/0010-parts-of-tiles.md)).
+Both passes execute fewer instructions than 66fcafc. Parts are larger and chunks are longer than on NVIDIA GPUs: smaller
+parts share less of the work of a Gaussian, and if lists are cut into chunks, another kernel walks them for the
+transmittance at the start of each chunk ([decision 0010](decisions/0010-parts-of-tiles.md)).
 """
 
 METHOD = """
-- "eval3d" is evaluation in 3D, against gsplat's `rasterize_to_pixels_eval3d`; "2dgs" are 2D Gaussians, with color,
-  depth, normals, distortion and median, against `rasterize_to_pixels_2dgs`. The clouds' 24 tiles do not fill a GPU; the
-  garden has 1,107.
-- 2D Gaussians: gsplat evaluates what the boxes of discs contain. Those of discs that reach the plane of the camera, or
-  are seen from the side, are the largest: 1 % of the discs of garden-648x420 make 61 % of its intersections. Lists of
-  parts test the outline of a disc, a conic, and hold a tenth of what gsplat's warps evaluate. The discs of this scene
-  have random rotations; models with fewer such discs gain less.
-- gsplat's kernel for evaluation in 3D is compiled for pinhole cameras with a global shutter, without the code for
-  others that it would not execute here, which favors gsplat.
-- A sector is 32 bytes of global memory that one instruction of one warp accesses. Sectors that a cache holds count as
-  well.
-- gsplat's backward pass stores nothing: it adds to gradients by atomics, and each updated sector counts. Setting the
-  gradients to zero before is not counted.
+- "eval3d" is evaluation in 3D, compared with gsplat's `rasterize_to_pixels_eval3d`; "2dgs" are 2D Gaussians, with
+  color, depth, normals, distortion and median, compared with `rasterize_to_pixels_2dgs`. The clouds' 24 tiles do not
+  fill a GPU; the garden has 1,107.
+- 2D Gaussians: gsplat evaluates discs in their bounding boxes, which are largest for discs that reach the plane of the
+  camera, or are seen from the side: 1 % of the discs of garden-648x420 make 61 % of its intersections. tsplat's lists
+  of parts test the outline of a disc, a conic, and contain a tenth of the Gaussians that gsplat's warps evaluate. The
+  discs of this scene have random rotations; models with fewer such discs gain less.
+- gsplat's kernel for evaluation in 3D is compiled for pinhole cameras with a global shutter, without the code for other
+  cameras, which favors gsplat.
+- A sector is 32 bytes of global memory that one instruction of one warp accesses. Sectors in a cache count as well.
+- gsplat's backward pass does not store: it adds to gradients by atomics, and each updated sector counts. Zeroing the
+  gradients before is not counted.
 - Nothing is compared if an image or a gradient differs by more than 1e-3 of its largest value. One in 100,000 values
-  of an image may differ by 1/255: there, alpha of a Gaussian is within rounding of the threshold.
+  of an image may differ by 1/255, where a Gaussian's alpha equals the threshold up to rounding.
 
 ### How times are predicted
 
 1. The emulator executes the machine code that Triton compiles for sm_80, and records which instructions each warp
    issues and which sectors of memory it accesses. Counts of instructions, sectors and bank conflicts are exact.
-2. A timing model (`emulator/timing/core/model.c`) runs this trace on the SMs of a GPU, cycle by cycle. Warps
+2. A timing model (`emulator/timing/core/model.c`) simulates this trace on the SMs of a GPU, cycle by cycle. Warps
    issue in order, and wait as the compiler encoded it: for stall cycles and scoreboards. Instructions occupy pipes;
    memory accesses go through L1, L2 slices and DRAM channels with their latencies and queues. Registers, shared memory
    and warp slots limit how many programs run at once.
 
-For each kernel it prints predicted microseconds, executed warp instructions, sectors, and the idle tail. The rest says
-what the sub-cores' other cycles went to.
+For each kernel, the command prints predicted microseconds, executed warp instructions, sectors, the idle tail, and the
+reasons for which sub-cores waited in other cycles.
 
 Parameters are latencies and throughputs from publications and from NVIDIA's documentation; some are guesses, which
 `emulator/timing/model.py` marks as assumed. `tests/emulator/timing/test_model.py` checks the model on
-kernels whose cost is known: chains of dependent instructions, throughput of pipes, pointer chases, a copy, barriers.
-[Above](#measured-on-a-gpu), predictions are compared with a GPU.
+kernels with known cost: chains of dependent instructions, throughput of pipes, pointer chases, a copy, barriers.
+Predictions are [compared with a GPU](#measured-on-a-gpu) above.
 
-- Two predictions of the same scene differ by up to 2 %, as tensors lie at other addresses. Counts do not differ.
+- Two predictions of the same scene differ by up to 2 %, as tensors have other addresses. Counts do not differ.
 - The H100 runs the code for sm_80. Code compiled for sm_90 may be faster.
-- Caches are warm: L2 holds what a launch accesses when it begins, as far as it fits. Each launch is modeled alone.
+- Caches are warm: at the start of a launch, L2 contains the data that it accesses, as far as they fit. Each launch is
+  modeled separately.
 """
 
 
 def replace(
     path: Path, found: list[dict[str, Any]], names: Iterable[str], order: Callable[[dict[str, Any]], Any]
 ) -> None:
-    """Replaces the records of a file that have the values of some fields, sorts all, and writes the page."""
+    """Replaces the records of a file with equal values of the fields `names`, sorts them, and writes the page."""
 
     def values(record: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(record.get(name) for name in names)
@@ -205,7 +202,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Returns the medians as a Markdown table with a row per scene, and in each cell a time per backend."""
+    """Returns the medians as a Markdown table: a row per scene, and in each cell a time per backend."""
     lines = [f"| scene | intersections | {' | '.join(WHAT)} |", "| --- | ---: |" + " ---: |" * len(WHAT)]
     for scene in dict.fromkeys(r["scene"] for r in records):
         own = [r for r in records if r["scene"] == scene]
@@ -215,7 +212,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Returns a time with three digits."""
+    """Formats a time with three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
 
 
@@ -235,12 +232,12 @@ def limit_table(records: list[dict[str, Any]]) -> str:
 
 
 def with_sign(text: str) -> str:
-    """Returns a text with × in sizes. Records name scenes in ASCII; names such as garden-648x420 stay."""
+    """Returns a text with × in sizes, which records write in ASCII; names such as garden-648x420 do not change."""
     return re.sub(r"(?<![-\w])(\d+)x(\d+)\b", r"\1×\2", text)
 
 
 def plot(by_device: dict[str, list[dict[str, Any]]]) -> None:
-    """Writes bars of the medians of whole calls: a row of axes per device, a group of bars per scene."""
+    """Writes a bar chart of the medians of whole calls: a row of axes per device, and a group of bars per scene."""
     from matplotlib.figure import Figure
 
     n_scenes = [len({r["scene"] for r in records}) for records in by_device.values()]
@@ -265,7 +262,7 @@ def plot(by_device: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def read_records() -> list[dict[str, Any]]:
-    """Returns the records of predicted times, without those of variations of the model."""
+    """Returns the records of predicted times, except those for variations of the model."""
     records = [record for name in ("tsplat", "peers") for record in _read(PREDICTED / f"{name}.jsonl")]
     return [record for record in records if record.get("variation") is None]
 
@@ -309,7 +306,7 @@ def predicted_table(predictions: dict[str, dict[str, dict[tuple[str, str], float
 
 
 def ratio_table(records: list[dict[str, Any]]) -> str:
-    """Returns tsplat's counts and predicted times divided by those of gsplat, where both are known, as Markdown."""
+    """Returns ratios of tsplat's counts and predicted times to gsplat's, where both are known, as Markdown."""
     found = {(r.get("implementation", TSPLAT), r["scene"], r["gpu"], r["pass"]): r for r in records}
     names = ["warp instructions", "sectors loaded", "sectors stored or updated", "predicted time, A100"]
     names.append("predicted time, H100")
@@ -359,7 +356,7 @@ def plot_predicted(predictions: dict[str, dict[str, dict[tuple[str, str], float]
 
 
 def read_measurements() -> dict[str, list[dict[str, Any]]]:
-    """Returns the records of measured times by device, if the tests of their run did not fail."""
+    """Returns the records of measured times by device, without runs whose tests failed."""
     by_device: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("*.jsonl")):
         for record in _read(path):
@@ -369,7 +366,7 @@ def read_measurements() -> dict[str, list[dict[str, Any]]]:
 
 
 def measured(records: list[dict[str, Any]]) -> str:
-    """Returns the section of what was measured on a GPU."""
+    """Returns the section of measurements on a GPU."""
     names = {TSPLAT: "tsplat", GSPLAT: "gsplat"}
     predicted = {
         (r["scene"], names[implementation], r["pass"]): r["predicted_us"]

@@ -1,7 +1,7 @@
-"""A ray-traced room for comparisons of trainers: textured walls, thin rods, a glossy ball, and dense test views.
+"""A ray-traced room for comparisons of training recipes: textured walls, thin rods, a glossy ball, many test views.
 
-Rays meet the inside of a box, spheres and capsules, whose intersections are known in closed form. One lamp casts
-shadows. The world frame has y down. Vectors of R rays or points are [R, 3].
+Rays are intersected in closed form with the inside of a box, spheres and cylinders. One lamp casts shadows. The world
+frame has y down. Vectors of R rays or points are [R, 3].
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ def room_capture(
     rolling: float = 0.0,
     seed: int = 0,
 ) -> Capture:
-    """Renders the room from a ring of cameras that look across it, and samples noisy points of what they see.
+    """Renders the room from a ring of cameras that look across it, and samples noisy points of visible surfaces.
 
-    Held-out views lie between training views, whose gain has a logarithm with mean 0 and the standard deviation
-    `exposure`, a fifth of it for each channel more. Held-out views have gain 1.
-    With `sky`, there is a sky without points instead of a ceiling. With `rolling`, cameras move by that part of a turn
-    around the ring while rows are read, the first one at the pose of the camera without it.
+    Held-out views lie between training views. Logarithms of the gains of training views have mean 0 and the standard
+    deviation `exposure`, and a fifth of it for each channel in addition; held-out views have gain 1. With `sky`, there
+    is a sky without points instead of a ceiling. With `rolling`, cameras move by this fraction of a turn around the
+    ring while rows are read; the first row has the pose of a camera without it.
     """
     generator = torch.Generator().manual_seed(seed)
     K = intrinsics(width, height, FOV)
@@ -75,7 +75,7 @@ def room_capture(
 
 
 def camera(turn: float, level: float) -> Tensor:
-    """Returns the view matrix [4, 4] of a camera on the ring, at a part of a full turn, which looks across the room."""
+    """Returns the view matrix [4, 4] of a camera on the ring, at a fraction of a turn, which looks across the room."""
     angle = 2 * math.pi * turn
     eye = 1.75 * math.cos(angle), 0.45 * level, 1.75 * math.sin(angle)
     target = 0.3 * math.sin(3 * angle), 0.2 - 0.2 * level, 0.3 * math.cos(2 * angle)
@@ -83,7 +83,7 @@ def camera(turn: float, level: float) -> Tensor:
 
 
 def view(image: Tensor, viewmat: Tensor, K: Tensor, name: str, end: Tensor | None = None) -> View:
-    """Returns the view of an image [H, W, 3] in [0, 1]. With `end`, that is the pose of its last row."""
+    """Returns the view of an image [H, W, 3] in [0, 1]. `end` is the pose of its last row, for a rolling shutter."""
     pixels = (255 * image.clamp(0, 1)).round().to(torch.uint8)
     camera = Camera(viewmat, K, image.shape[1], image.shape[0], name=name)
     if end is not None:
@@ -92,8 +92,10 @@ def view(image: Tensor, viewmat: Tensor, K: Tensor, name: str, end: Tensor | Non
 
 
 def poses_of_rows(viewmat: Tensor, end: Tensor, height: int) -> Tensor:
-    """Returns the view matrix of each row [height, 4, 4]: translations are interpolated linearly, and rotations turn
-    around one axis."""
+    """Returns the view matrix of each row, [height, 4, 4].
+
+    Translations are interpolated linearly, and rotations around one axis.
+    """
     turn = end[:3, :3] @ viewmat[:3, :3].T
     skew = (turn - turn.T) / 2
     sine = skew.square().sum().div(2).sqrt().clamp_max(1)
@@ -110,7 +112,7 @@ def trace(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the image [height, width, 3]; and a surface point and its color for each pixel, [height width, 3].
 
-    Each row is seen from a pose between that of the first, `viewmat`, and that of the last, `end`, if there is one.
+    With `end`, the poses of rows are interpolated from `viewmat` for the first to `end` for the last.
     """
     xs, ys = ((torch.arange(size * supersampling) + 0.5) / supersampling for size in (width, height))
     y, x = torch.meshgrid(ys, xs, indexing="ij")
@@ -131,7 +133,7 @@ def trace(
 
 
 def intersect(origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the distance [R] to the first surface, which solid it belongs to [R], and its normal [R, 3]."""
+    """Returns the distance [R] to the first surface, the index of its solid [R], and its normal [R, 3]."""
     half = origins.new_tensor(HALF)
     signs = torch.where(directions < 0, -1.0, 1.0)
     depth, axis = ((half * signs - origins) / directions).min(-1)
@@ -166,7 +168,7 @@ def nearer_root(b: Tensor, c: Tensor) -> Tensor:
 
 
 def shade(points: Tensor, normals: Tensor, directions: Tensor, solids: Tensor) -> Tensor:
-    """Returns the colors [R, 3] of surface points that are seen along directions."""
+    """Returns the colors [R, 3] of surface points for viewing directions."""
     to_lamp = points.new_tensor(LAMP) - points
     distance = to_lamp.norm(dim=-1)
     toward = to_lamp / distance[:, None]
@@ -180,7 +182,7 @@ def shade(points: Tensor, normals: Tensor, directions: Tensor, solids: Tensor) -
 
 
 def sky_color(directions: Tensor) -> Tensor:
-    """Returns the color [R, 3] of the sky, with clouds, along directions."""
+    """Returns the colors [R, 3] of the sky, with clouds, for viewing directions."""
     x, y, z = directions.unbind(-1)
     clouds = 0.5 + 0.5 * torch.sin(5 * x + 2 * torch.sin(4 * z)) * torch.sin(6 * z + 3 * y)
     blue = directions.new_tensor([0.35, 0.55, 0.9]) + (1 + y)[:, None] * directions.new_tensor([0.4, 0.3, 0.1])

@@ -3,8 +3,8 @@
     python -m benchmarks.run [--device cpu|cuda|emulated] [--threads N] [--repeats N] [--json FILE] [--profile FILE]
         [--base REF]
 
-`benchmarks/cases.py` describes the scenes. Those of `--device emulated` are tiny and run on an emulated GPU, on which
-times mean nothing: it is for trying out this command.
+`benchmarks/cases.py` describes the scenes. `--device emulated` runs tiny scenes on an emulated GPU, to try out this
+command; its times are meaningless.
 
 Scenes whose files do not exist are skipped. The dense reference is measured on the smallest cloud.
 """
@@ -33,7 +33,7 @@ from tsplat.config import Backend
 EMULATED = "sm_80"
 """Target of `--device emulated`."""
 WARM_UP = 2
-"""Untimed repeats before the timed ones."""
+"""Number of untimed repeats before the timed ones."""
 
 
 def timed(step: Callable[[], None], device: torch.device, repeats: int) -> dict[str, float]:
@@ -53,7 +53,7 @@ def timed(step: Callable[[], None], device: torch.device, repeats: int) -> dict[
 
 
 def stages(scene: dict[str, Any], backend: Backend) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yields each stage's name and its forward pass on the outputs of the stages before."""
+    """Yields the name of each stage, and a function that runs its forward pass on the outputs of earlier stages."""
     geometry = [scene[name] for name in ("means", "quats", "scales", "viewmats", "Ks", "width", "height")]
     means, quats, scales, viewmats, Ks, width, height = geometry
     opacities = scene["opacities"].expand(viewmats.shape[0], -1)
@@ -110,7 +110,7 @@ def measure(case: Case, scene: dict[str, Any], backend: Backend, device: torch.d
 
 
 def profile(path: Path, device: torch.device, cases: Sequence[Case]) -> None:
-    """Writes the time per kernel of a training step after a warm-up, on the first scene whose file exists."""
+    """Writes the time per kernel of a call, forward and backward, after a warm-up, on the first available scene."""
     from torch.profiler import profile as torch_profile
 
     case, scene = next((case, scene) for case in cases if (scene := load(case, device)) is not None)
@@ -123,9 +123,9 @@ def profile(path: Path, device: torch.device, cases: Sequence[Case]) -> None:
 
 
 def compare(ref: str, threads: int, repeats: int, only: str) -> None:
-    """Times the scenes `COMPARED` at another commit, in a temporary worktree, and here; prints times and ratios.
+    """Times the scenes `COMPARED` here and at another commit, in a temporary worktree; prints times and ratios.
 
-    Both run twice, in turn, and the smaller time counts, as other processes may slow down either.
+    Both run twice, in turn, and the minimum counts, as other processes may slow down either.
     """
     with tempfile.TemporaryDirectory() as folder, worktree(ref) as base:
         path = Path(folder) / "scenes.pt"
@@ -140,7 +140,7 @@ def compare(ref: str, threads: int, repeats: int, only: str) -> None:
 
 
 def _times(root: Path, path: Path, threads: int, repeats: int) -> dict[tuple[str, str], float]:
-    """Runs the worker on the tsplat of a folder."""
+    """Runs the worker with the tsplat in a folder. Returns milliseconds by scene and pass."""
     command = [sys.executable, str(Path(__file__).with_name("timing_worker.py")), str(path), str(threads), str(repeats)]
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": str(threads)}
     out = subprocess.run(command, cwd=root, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -179,7 +179,7 @@ def main() -> None:
 def run(
     options: argparse.Namespace, device: torch.device, cases: Sequence[Case], profiled: Sequence[Case], name: str | None
 ) -> None:
-    """Measures the scenes, or writes the profile of the first of `profiled`; `name` replaces that of the device."""
+    """Measures the scenes, or writes the profile of the first of `profiled`; `name` replaces the device's name."""
     if options.profile:
         profile(options.profile, device, profiled)
         return

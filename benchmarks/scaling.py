@@ -1,15 +1,15 @@
-"""Estimates the cost of a training step on many GPUs: counted communication and predicted times.
+"""Estimates the cost of a training step on many GPUs, from counted communication and predicted times.
 
     python -m benchmarks.scaling [--kettle FILE] [--write] [--out-of-sight]
 
-Counted: how many projected Gaussians each rank sends to each other rank, with one camera per rank, for Gaussians
-assigned to ranks at random or in blocks along a Morton curve. The scenes are the procedural scene and a trained model,
-which is skipped if its file does not exist.
+Counted: the number of projected Gaussians that each rank sends to each other rank, with one camera per rank, if
+Gaussians are assigned to ranks at random or in blocks along a Morton curve. The scenes are the procedural scene and a
+trained model, which is skipped if its file does not exist.
 
-Predicted: the time of each stage from the bytes and instructions it needs on an H100, for larger scenes and up to 1024
-GPUs. None of these times is measured on a GPU.
+Predicted: the time of each stage on H100 GPUs, from its bytes and instructions, for larger scenes and up to 1024 GPUs.
+None of these times was measured on a GPU.
 
-`--out-of-sight` measures on this CPU what Gaussians cost in training that a camera does not see.
+`--out-of-sight` measures, on this CPU, the cost in training of Gaussians that a camera does not see.
 
 `--write` writes the tables to docs/scaling.md.
 """
@@ -38,20 +38,20 @@ PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 WIDTH, HEIGHT = 1296, 840
 FOV = 40.0
 CLOSER = 5.0
-"""Field of view of whole views over that of close views."""
+"""Ratio of the field of view of whole views to that of close views."""
 
 CHUNK = 256
-"""Consecutive Gaussians of a rank that could be culled together by a common bounding box."""
+"""Number of consecutive Gaussians of a rank that could be culled together, by a common bounding box."""
 
 Assignment = Literal["random", "Morton"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Rows of the packed tensors (projected Gaussians) that a step exchanges between ranks.
+    """Rows of packed tensors (projected Gaussians) that ranks exchange in a step.
 
-    `rows` [ranks, ranks] are of Gaussians of the first rank on the camera of the second; `chunks` [ranks] is the share
-    of those of which any Gaussian is visible, per camera.
+    `rows` [ranks, ranks] has the number of visible Gaussians of the first rank in the camera of the second; `chunks`
+    [ranks] has, for each camera, the fraction of chunks with at least one visible Gaussian.
     """
 
     rows: Tensor
@@ -60,26 +60,26 @@ class Traffic:
 
     @property
     def visible(self) -> float:
-        """Share of all Gaussians visible to a camera, averaged over cameras."""
+        """Fraction of all Gaussians that a camera sees, averaged over cameras."""
         return float(self.rows.sum()) / (self.n_gaussians * len(self.rows))
 
     @property
     def leaving(self) -> float:
-        """Rows sent to other ranks, averaged over ranks."""
+        """Number of rows sent to other ranks, averaged over ranks."""
         return float(self.rows.sum() - self.rows.diagonal().sum()) / len(self.rows)
 
     @property
     def imbalance(self) -> float:
-        """Rows of the busiest rank over the average."""
+        """Ratio of the busiest rank's rows to the average."""
         return float(self.rows.sum(1).max() / self.rows.sum(1).double().mean().clamp_min(1))
 
     @property
     def staying(self) -> float:
-        """Share of rows whose Gaussian and camera are on the same rank."""
+        """Fraction of rows whose Gaussian and camera are on the same rank."""
         return float(self.rows.diagonal().sum() / self.rows.sum().clamp_min(1))
 
     def placed(self) -> "Traffic":
-        """Reassigns cameras to ranks so that most rows stay on their rank."""
+        """Returns the traffic with cameras reassigned to ranks, so that most rows stay on their rank."""
         from scipy.optimize import linear_sum_assignment
 
         _, cameras = linear_sum_assignment(self.rows.numpy(), maximize=True)
@@ -87,16 +87,16 @@ class Traffic:
 
 
 def partition(means: Tensor, assignment: Assignment) -> Tensor:
-    """Orders Gaussians by rank: each rank owns the next N / ranks of the ids [N] int64 that are returned."""
+    """Returns the indices [N] int64 of Gaussians in the order of ranks: each rank has the next N / ranks of them."""
     if assignment == "Morton":
         return morton_order(means)
     return torch.randperm(len(means), generator=torch.Generator().manual_seed(0))
 
 
 def count_traffic(visible: Tensor, order: Tensor) -> Traffic:
-    """Counts the rows that a step with one camera per rank exchanges.
+    """Counts the rows that ranks exchange in a step with one camera per rank.
 
-    `visible` [C, N] says which Gaussians camera i of rank i sees; of `order` [N], every rank has an equal part.
+    `visible` [C, N] has the Gaussians that camera i, of rank i, sees; `order` [N] is the result of :func:`partition`.
     """
     n_cameras, n = visible.shape
     owners = torch.arange(n) * n_cameras // n
@@ -128,7 +128,7 @@ def scenes(kettle: Path) -> Iterator[tuple[str, Gaussians, tuple[float, float, f
 
 
 def cameras(gaussians: Gaussians, up: tuple[float, float, float], n: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yields kind, world-to-camera matrices [n, 4, 4] and intrinsics of views of the whole scene and of close views."""
+    """Yields the kind, "whole" or "close", world-to-camera matrices [n, 4, 4] and intrinsics of views."""
     viewmat, target = look_at_all(gaussians, WIDTH, HEIGHT, FOV, up)
     eye = -viewmat[:3, :3].T @ viewmat[:3, 3]
     turns = [360 * (0.381966 * i % 1) for i in range(n)]
@@ -168,35 +168,35 @@ def count_table(kettle: Path) -> str:
 
 
 ROW_BYTES, ROW_BYTES_BACK = 56, 40
-"""Bytes of an RGB row in fp32 that the exchange sends, forward and backward; counted from `tsplat.stages.exchange`."""
+"""Bytes of an exchanged row with RGB in fp32, forward and backward, according to `tsplat.stages.exchange`."""
 
 FLOATS = 59
-"""Parameters of a Gaussian with spherical harmonics of degree 3."""
+"""Number of parameters of a Gaussian with spherical harmonics of degree 3."""
 
 OPTIMIZER_BYTES = 7 * 4 * FLOATS
-"""Memory traffic per Gaussian: parameter and two moments read and written, gradient read."""
+"""Memory traffic of Adam per Gaussian: parameters and two moments are read and written, gradients are read."""
 
 PARAMETER_BYTES = 4 * 4 * FLOATS
-"""Memory per Gaussian: parameter, gradient and two moments."""
+"""Memory per Gaussian: parameters, gradients and two moments."""
 
 TESTED_BYTES = 48
-"""Memory traffic of the projection of a Gaussian that is not visible: parameters except colors, validity, result."""
+"""Memory traffic of projecting a Gaussian that is not visible: parameters except colors, validity, result."""
 
 VISIBLE_BYTES = 36 + 192 + 12 + 2 * (44 + 192)
 """Memory traffic of projection and shading per row, forward and backward."""
 
 COMPOSITING_MS = 2.2
-"""Milliseconds to sort and composite a million rows, forward and backward: 3 intersections per row, and 20 and 56
-instructions per 32 pixels (counted by `benchmarks.static_cost`), with all issue slots used."""
+"""Milliseconds for sorting and compositing a million rows, forward and backward, with 3 intersections per row, and 20
+and 56 instructions per 32 pixels (counted by `benchmarks.static_cost`), if all issue slots are used."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """An H100 and its interconnect: data-sheet values times the share that is commonly reached.
+    """An H100 and its interconnect: data-sheet values times the fraction that is commonly achieved.
 
-    Bandwidths of memory, and per direction between GPUs of the same and of different nodes, are in bytes per second,
-    latencies in seconds per collective and rank, capacity in bytes. Only `record` is measured, on one core: seconds to
-    process a rank's metadata.
+    Bandwidths of memory, and per direction between GPUs of the same node (`near`) and of different nodes (`far`), are
+    in bytes per second, latencies in seconds per collective and rank, and the capacity in bytes. `record` is the time
+    for processing a rank's metadata in seconds, the only measured value, on one core.
     """
 
     memory: float = 0.75 * 3.35e12
@@ -228,7 +228,7 @@ class Step:
 
 
 def predict(n: float, ranks: int, visible: float, tested: float = 1.0, machine: Machine | None = None) -> Step:
-    """Predicts the cost of a step; `tested` is the share of the Gaussians that are projected per camera."""
+    """Predicts the cost of a step; `tested` is the fraction of the Gaussians that are projected per camera."""
     m = machine or Machine()
     own = n / ranks
     # Each rank projects its Gaussians for the cameras of all ranks, and composites the image of one camera.
@@ -245,17 +245,17 @@ def predict(n: float, ranks: int, visible: float, tested: float = 1.0, machine: 
         composite=COMPOSITING_MS * 1e-9 * visible,
         optimize=own * OPTIMIZER_BYTES / m.memory,
         link_bytes=link_bytes,
-        # Visibility takes a byte per Gaussian and camera.
+        # Visibility has one byte per Gaussian and camera.
         memory_bytes=own * PARAMETER_BYTES + own * ranks + visible * (2 * ROW_BYTES + 200),
     )
 
 
 SIZES = ((1e6, 0.5e6), (1e7, 1.5e6), (1e8, 3e6), (1e9, 3e6))
-"""Assumed numbers of Gaussians, in total and visible to a camera."""
+"""Assumed numbers of Gaussians, in total and visible per camera."""
 
 WORLD_SIZES = (1, 4, 8, 16, 64, 256, 1024)
 CHUNKS_MIN = 0.05
-"""Assumed smallest share of chunks that remain after culling chunks."""
+"""Assumed minimum fraction of chunks that remain after culling chunks."""
 
 PREDICTION_HEAD = (
     "| Gaussians | visible per camera | GPUs | project | exchange | metadata | composite | optimize | ms per step "
@@ -283,17 +283,17 @@ def prediction_table() -> str:
 
 
 SEEN, PLACES = 50_000, 10
-"""Gaussians that each camera of :func:`out_of_sight` sees, and the places that have as many."""
+"""Number of Gaussians that each camera of :func:`out_of_sight` sees, and number of places with this many Gaussians."""
 
 STEPS, FIRST_STEPS = 200, 20
-"""Steps that are measured, in which Gaussians are added twelve times, and steps before these, which compile kernels."""
+"""Number of measured steps, in which Gaussians are added twelve times, and of steps before, which compile kernels."""
 
 
 def out_of_sight() -> None:
-    """Measures what Gaussians that no camera sees cost in training, by the time of this thread.
+    """Measures the cost of Gaussians that a camera does not see in training, as CPU time of this thread.
 
-    Steps are those of the preset `standard` with the Gaussians of one place, with all of ten places whose rows are side
-    by side or shuffled, and with all without a selection of those that a view may show.
+    It measures steps of the preset `standard` with the Gaussians of one place; of ten places, with rows in the order of
+    places or shuffled; and of ten places without selections, see :mod:`tsplat.training.selection`.
     """
     for name, places, shuffled, selects in (
         ("one place", 1, False, True),
@@ -321,7 +321,7 @@ def out_of_sight() -> None:
 
 
 def town(places: int, shuffled: bool) -> tuple[Gaussians, list[View]]:
-    """Returns :data:`SEEN` Gaussians at each place, and a view of 648×420 of each, which sees no other place."""
+    """Returns :data:`SEEN` Gaussians per place, and a view of 648×420 pixels per place, which shows only that place."""
     generator = torch.Generator().manual_seed(0)
     n = places * SEEN
     points = torch.rand(n, 3, generator=generator) * torch.tensor([2.0, 1.3, 1.0]) - torch.tensor([1, 0.65, -2.5])
@@ -346,7 +346,7 @@ def main() -> None:
     parser.add_argument("--kettle", type=Path, default=KETTLE, help="PLY of a trained model")
     parser.add_argument("--write", action="store_true", help="write the tables to docs/scaling.md")
     parser.add_argument(
-        "--out-of-sight", action="store_true", help="measure the cost of Gaussians out of sight instead"
+        "--out-of-sight", action="store_true", help="only measure the cost of Gaussians that are not visible"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,12 +1,12 @@
-"""Measures memory, bytes exchanged and time of training steps on shards, compared to a single process.
+"""Measures memory, exchanged bytes and time of training steps on shards, compared with a single process.
 
     python -m benchmarks.shard_memory [--gaussians 2000000] [--ranks 4] [--strategy standard|adaptive|mcmc]
         [--views-per-step 4] [--adam-moments fp32|bf16] [--whole]
 
-Tiny images of a random scene, of which a view shows about a tenth: memory is that of the Gaussians. With `--whole`,
-images of 800×600 show all of it. It measures the peak of resident memory above that
-before the Gaussians were made, for a step, a step that refines, a checkpoint, and an evaluation. Bytes are those that a
-rank sends, time is that of its thread on this machine. The largest of all ranks are printed.
+Images of the random scene are tiny and show about a tenth of it, so memory is mainly that of the Gaussians. With
+`--whole`, images have 800×600 pixels and show the whole scene. The command measures the peak of resident memory above
+that before the Gaussians were created, for a step, a step that refines, a checkpoint, and an evaluation; the bytes that
+a rank sends; and the CPU time of its thread. The maximum over ranks is printed.
 """
 
 import argparse
@@ -38,18 +38,18 @@ BLOCK = 2**16
 
 
 def memory(field: str) -> int:
-    """Returns bytes of resident memory: now (VmRSS), or its peak (VmHWM) since :func:`forget_peak`."""
+    """Returns the resident memory in bytes: current (VmRSS), or its peak (VmHWM) since :func:`forget_peak`."""
     text = Path("/proc/self/status").read_text().partition(f"{field}:")[2]
     return 1024 * int(text.split()[0])
 
 
 def forget_peak() -> None:
-    """Starts to measure a new peak."""
+    """Resets the peak of resident memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def random_rows(rows: range) -> Gaussians:
-    """Returns Gaussians of a cube from -1 to 1, made in blocks."""
+    """Returns random Gaussians in a cube from -1 to 1, created in blocks."""
     n = len(rows)
     tensors = {
         "means": torch.empty(n, 3),
@@ -67,7 +67,7 @@ def random_rows(rows: range) -> Gaussians:
 
 
 def views(whole: bool) -> list[View]:
-    """Returns views from inside of the cube, of about a tenth of the Gaussians each; or of the whole cube."""
+    """Returns views from inside of the cube, each of about a tenth of the Gaussians; or views of the whole cube."""
     targets = ((1.0, 0.2, 0.0), (-1.0, 0.1, 0.3), (0.0, 0.3, 1.0), (0.2, 0.0, -1.0))
     width, height = LARGE if whole else TINY
     K = intrinsics(width, height, FOV)
@@ -81,7 +81,7 @@ def views(whole: bool) -> list[View]:
 
 
 class SentBytes:
-    """Counts the bytes that this process sends to other ranks while it is in use."""
+    """Counts the bytes that this process sends to other ranks, in place of `dist.all_to_all_single`."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.n, self._send = rank, 0, dist.all_to_all_single
@@ -94,7 +94,7 @@ class SentBytes:
 
 
 def settings(name: Any, n: int, **changes: Any) -> RunConfig:
-    """Settings of a preset with which the last of five steps refines, after two that passes replay."""
+    """Returns settings of a preset with which the last of five steps refines, after two steps that passes replay."""
     config = preset(name, 1000)
     schedule: dict[str, Any] = dict(refine_start_iter=1, refine_every=4, refine_stop_iter=900, cap_max=n + n // 20)
     assert config.strategy is not None
@@ -109,8 +109,10 @@ def settings(name: Any, n: int, **changes: Any) -> RunConfig:
 def run(
     ranks: RankGroup, n: int, config: RunConfig, seen: list[View], folder: Path
 ) -> tuple[int, dict[str, tuple[int, int, float]]]:
-    """Takes five steps, saves and evaluates. Returns the number of Gaussians, and the peak of each phase, with the mean
-    bytes and seconds of its calls."""
+    """Takes five steps, saves and evaluates.
+
+    Returns the number of Gaussians, and for each phase its peak memory and the mean bytes and seconds of its calls.
+    """
     found = {}
     baseline, sent = memory("VmRSS"), SentBytes(ranks.rank)
     dist.all_to_all_single = sent  # type: ignore[assignment]
@@ -144,8 +146,8 @@ def run(
 
 
 def measure(rank: int, world_size: int, n: int, name: str, changes: dict[str, Any], whole: bool, folder: str) -> None:
-    """Runs on a rank, and prints the largest figures of all ranks."""
-    ctypes.CDLL(None).mallopt(-3, 2**20)  # from 1 MiB on, memory goes back to the system at once
+    """Measures on one rank; rank 0 prints the maxima over all ranks."""
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # blocks of 1 MiB or more are returned to the system at once
     torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)

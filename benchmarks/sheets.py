@@ -1,15 +1,15 @@
-"""Draws images with their names in a grid, for pages of the documentation."""
+"""Draws images with titles in a grid, for pages of the documentation."""
 
 from collections.abc import Iterable
 
 from PIL import Image, ImageDraw, ImageFont
 
 ENLARGED, GAP, TITLE = 2, 12, 26
-"""The factor by which images are enlarged, and pixels between columns and of the name above an image."""
+"""Factor by which images are enlarged, pixels between columns, and height of the title above an image."""
 
 
 def draw_sheet(cells: Iterable[tuple[int, int, str, Image.Image]]) -> Image.Image:
-    """Draws images of equal size, enlarged, each given by its column, row and name."""
+    """Draws enlarged images of equal size, given their columns, rows and titles."""
     cells = list(cells)
     width, height = (ENLARGED * size for size in cells[0][3].size)
     n_columns, n_rows = 1 + max(cell[0] for cell in cells), 1 + max(cell[1] for cell in cells)

@@ -1,4 +1,4 @@
-"""Static cost of the kernels on GPUs that are not present: registers, spills and machine instructions.
+"""Static cost of kernels without a GPU: registers, spills and machine instructions.
 
 Triton compiles for any target on any machine, and its wheel contains NVIDIA's disassembler. Kernels are compiled as
 tsplat launches them (``benchmarks/launches.py``).
@@ -7,10 +7,10 @@ tsplat launches them (``benchmarks/launches.py``).
     python -m benchmarks.static_cost --base REF       what differs from another commit
     python -m benchmarks.static_cost --write-budgets  write the limits of `make test`
 
-Compositing is counted in instructions of the loop over Gaussians per 32 pixel-Gaussian evaluations (a warp's worth),
-for all channels in `_features` kernels, which take them chunk by chunk, and for one pass over the intersections
-elsewhere. Other kernels are counted in instructions of the whole program per 32 lanes of output. Counts are exact and
-do not depend on the machine. Beside them stand the stall cycles that the compiler encoded in these instructions.
+For compositing, instructions of the loop over Gaussians are counted per 32 pixel-Gaussian evaluations, which is the
+work of a warp: for all channels in `_features` kernels, which process channels in chunks, and for one pass over the
+intersections in others. For other kernels, instructions of the whole program are counted per 32 lanes of output. Counts
+are exact and do not depend on the machine. Stall cycles are those that the compiler encoded in these instructions.
 """
 
 import argparse
@@ -75,21 +75,21 @@ def disassemble(cubin: bytes) -> str:
 
 
 def parse_listing(text: str) -> list[tuple[int, str]]:
-    """Instructions with their addresses."""
+    """Returns the addresses and texts of instructions."""
     instructions = [(int(a, 16), i.strip()) for a, i in re.findall(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);", text)]
     last_branch = max(i for i, (_, text) in enumerate(instructions) if opcode(text) == "EXIT")
-    # Padding behind the last exit is never executed.
+    # Padding after the last exit is never executed.
     return instructions[: last_branch + 1] + _called(instructions[last_branch + 1 :])
 
 
 def stall_cycles(text: str) -> dict[int, int]:
-    """Returns by address how many cycles the compiler lets pass after an instruction: bits 105 to 108 of 128."""
+    """Returns the stall cycles after each instruction, by address: bits 105 to 108 of 128."""
     words = re.findall(r"/\*([0-9a-f]{4,6})\*/\s+.*?;\s+/\* 0x[0-9a-f]{16} \*/\s+/\* (0x[0-9a-f]{16}) \*/", text)
     return {int(address, 16): int(high, 16) >> 41 & 15 for address, high in words}
 
 
 def resource_usage(cubin: bytes) -> dict[str, int]:
-    """Registers, and bytes of stack and of shared memory."""
+    """Returns the number of registers, and the bytes of stack and shared memory."""
     usage = _cuobjdump(cubin, "-res-usage")
     return {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}
 
@@ -103,7 +103,7 @@ def _cuobjdump(cubin: bytes, flag: str) -> str:
 
 
 def _called(tail: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Subroutines and out-of-line code behind the last exit, without the padding."""
+    """Returns subroutines and out-of-line code after the last exit, without padding."""
     kept = list(tail)
     while kept and (opcode(kept[-1][1]) == "NOP" or kept[-1][1] == f"BRA 0x{kept[-1][0]:x}"):
         kept.pop()
@@ -115,10 +115,10 @@ def opcode(instruction: str) -> str:
 
 
 def loops(instructions: list[tuple[int, str]]) -> list[tuple[int, int]]:
-    """Returns the first and last instruction of each backward branch's body."""
+    """Returns the indices of the first and the last instruction of each loop."""
     position = {address: i for i, (address, _) in enumerate(instructions)}
     found: dict[int, int] = {}
-    # Branches behind the last exit return from out-of-line code. A loop may end with a conditional exit and a branch.
+    # Branches after the last exit return from out-of-line code. A loop may end with a conditional exit and a branch.
     last = max(i for i, (_, text) in enumerate(instructions) if opcode(text) == "EXIT")
     if instructions[last][1].startswith("@"):
         last = next(i for i in range(last, len(instructions)) if instructions[i][1].startswith("BRA ")) + 1
@@ -137,10 +137,10 @@ def loops_inside(nest: list[tuple[int, str]]) -> list[tuple[int, int]]:
 
 
 def body(kernel: str, instructions: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Returns the instructions that count: the loop over Gaussians in compositing, everything elsewhere."""
+    """Returns the instructions to count: the loop over Gaussians in compositing, and all in other kernels."""
     if not kernel.startswith(WALKS):
         return instructions
-    # The innermost loop with exponentials; of an unrolled loop and the loop over its remainder, the unrolled one.
+    # This is the innermost loop with exponentials: the unrolled one, rather than the loop over its remainder.
     nests = [(first, last) for first, last in loops(instructions) if _exponentials(instructions[first : last + 1])]
     innermost = [(a, b) for a, b in nests if not any((a, b) != (c, d) and a <= c and d <= b for c, d in nests)]
     return max((instructions[first : last + 1] for first, last in innermost), key=_exponentials)
@@ -151,8 +151,8 @@ def _exponentials(instructions: list[tuple[int, str]]) -> int:
 
 
 def walk_per_32(kernel: str, call: Launch, counted: list[tuple[int, str]]) -> float:
-    """Instructions per 32 pixel-Gaussian evaluations in compositing."""
-    # There is one exponential per evaluation, so their number is the unroll factor.
+    """Returns the number of instructions per 32 pixel-Gaussian evaluations in compositing."""
+    # There is one exponential per evaluation, so the number of exponentials is the unroll factor.
     once = len(counted) / _exponentials(counted)
     if kernel == "_features_bwd_kernel":
         products = [counted[first : last + 1] for first, last in loops_inside(counted)]
@@ -163,7 +163,7 @@ def walk_per_32(kernel: str, call: Launch, counted: list[tuple[int, str]]) -> fl
 
 
 def per_32(call: Launch, n_instructions: int) -> float:
-    """Instructions per 32 lanes of output, given those of a program."""
+    """Returns the number of instructions per 32 lanes of output, given that of a program."""
     warps: int = call.options.get("num_warps", 4)
     shapes = (("BLOCK",), ("LANES",), ("ROWS", "COLUMNS"), ("GROUP", "COLUMNS"), ("WIDTH", "HEIGHT"))
     shape = next(names for names in shapes if call.arguments.keys() >= set(names))
@@ -172,10 +172,10 @@ def per_32(call: Launch, n_instructions: int) -> float:
 
 
 def code_bytes(cubin: bytes) -> int:
-    """Returns the size of all machine code in an ELF file, with padding."""
+    """Returns the size of all machine code in an ELF file, including padding."""
     (headers,) = struct.unpack_from("<Q", cubin, 40)
     size, n_sections, names = struct.unpack_from("<3H", cubin, 58)
-    # Offset of the name, type, flags, address, offset in the file, size.
+    # Section headers: offset of the name, type, flags, address, offset in the file, size.
     sections = [struct.unpack_from("<2I4Q", cubin, headers + i * size) for i in range(n_sections)]
     return sum(section[5] for section in sections if cubin.startswith(b".text", sections[names][4] + section[0]))
 
@@ -197,8 +197,8 @@ def cost(
     `stalls_per_32` are the cycles that a warp takes for the instructions of `per_32` if it never waits for memory or
     another warp.
 
-    Without `counted`, instructions are not counted: disassembling takes longer than compiling a short kernel. With a
-    `budget` instead, they are counted only if they could exceed it; `per_32_at_most` is their number, or a bound from
+    Without `counted`, instructions are not counted, as disassembling takes longer than compiling a short kernel. With a
+    `budget`, they are counted only if they could exceed it; `per_32_at_most` is their number, or an upper bound from
     the size of the code.
     """
     target = parse_target(target_text)
@@ -251,7 +251,7 @@ def write_budgets(records: list[dict[str, Any]]) -> None:
 
 
 def compare(ref: str, arguments: list[str]) -> None:
-    """Prints what differs from another commit, in a temporary checkout of it."""
+    """Prints differences from another commit, in a temporary worktree."""
     results = []
     with worktree(ref) as there:
         for root in (there, ROOT):

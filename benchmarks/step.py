@@ -1,20 +1,20 @@
-"""Predicts how long a call of `rasterization` and a training step take on an A100 or H100, without a GPU.
+"""Predicts the time of a call of `rasterization` and of a training step on an A100 or H100, without a GPU.
 
     python -m benchmarks.step [--scene NAME ...] [--gpu a100 h100] [--mode MODE ...] [--peer gsplat] [--base REF]
                               [--json FILE] [--write]
 
 A call is forward and backward; a step is rasterization, loss, backward and Adam. The emulator and its timing model
-predict every kernel; PyTorch's operators and sorts have assumed times (gpu_timing/counting.py). Time on the host is
-Python's on a tiny scene (gpu_timing/host.py). Step time is the larger of both, plus an assumed time for each wait.
-Nothing of this was measured on a GPU.
+predict the time of every kernel; PyTorch's operators and sorts have assumed times (gpu_timing/counting.py). Host time
+is Python's time on a tiny scene (gpu_timing/host.py). Step time is the maximum of host and device time, plus an assumed
+time for each wait. None of this was measured on a GPU.
 
-Calls are of a kind that is known, so that passes replay them. Mode `capacity` calls rasterization with `packed=False`
-and room for 1.5 times the scene's intersections, doubled until its lists fit. Mode `graph` replays the graphs of calls
-by `tsplat.graphed`: each replay is a launch, and copies are operators. It also gives a record of mode `captured`: the
-device work of a call in one CUDA graph, which docs/howto/compile.md captures by hand.
+Calls are traced before, so that passes replay them. Mode `capacity` calls rasterization with `packed=False` and a
+capacity of 1.5 times the scene's intersections, doubled until its lists fit. Mode `graph` replays the graphs of calls
+of `tsplat.graphed`: each replay is a launch, and copies are operators. It also gives a record of mode `captured`, which
+is the device work of a call in one CUDA graph, as docs/howto/compile.md captures it by hand.
 
-`--peer gsplat` compares with gsplat 1.5.3 (gpu_timing/gsplat_step.py), with tsplat's loss and Adam in its step. `--base
-REF` also runs another commit, eagerly. `--write` replaces the recorded results of these scenes, and writes
+`--peer gsplat` compares with gsplat 1.5.3 (gpu_timing/gsplat_step.py); its step uses tsplat's loss and Adam. `--base
+REF` also runs another commit, in eager mode. `--write` replaces the recorded results of these scenes, and writes
 docs/performance.md.
 """
 
@@ -45,19 +45,21 @@ RECORDED = ["eager", "graph"]
 
 
 def step_us(host_us: float, device_us: float, waits: int) -> float:
-    """Returns predicted time: host and device work at the same time, except in waits."""
+    """Returns the predicted time if host and device work in parallel, except during waits."""
     return max(host_us, device_us) + waits * WAIT_US
 
 
 def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, counting.Predictor, counting.Operators]:
-    """Executes a training step on the emulator, whose call of rasterization is replayed; returns it, its launches with
-    predicted times, and its operators."""
+    """Executes a training step on the emulator, whose call of rasterization is replayed.
+
+    Returns the step, its launches with predicted times, and its operators.
+    """
     predictor, operators = counting.Predictor(gpus), counting.Operators()
     host.forget()
     with host.emulated_gpu() as gpu:
         step = counting.Step(scene)
         step.warm_up()
-        for _ in range(2):  # counts intersections, is traced
+        for _ in range(2):  # the first counts intersections, the second is traced
             step.run(lambda phase: None)
         gpu.machine.tracer = predictor
 
@@ -72,11 +74,11 @@ def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, coun
 def record(
     launches: list[counting.Launched], operators: list[Operator], python: host.Host, phases: tuple[str, ...], gpu: str
 ) -> dict[str, Any]:
-    """Returns the figures of some phases together."""
+    """Returns the figures of several phases together."""
     launches = [launch for launch in launches if launch.phase in phases]
     operators = [operator for operator in operators if operator.phase in phases]
     waits = sum(operator.waits for operator in operators)
-    # A larger scene may need more launches than the tiny one. One that passes replay takes less than a microsecond.
+    # A larger scene may need more launches than the tiny one. A replayed launch takes less than a microsecond.
     more = len(launches) - sum(python.launches.get(phase, 0) for phase in phases)
     launch_us = sum(python.launch_us) / len(python.launch_us)
     python_us = sum(python.python_us[phase] for phase in phases)
@@ -110,7 +112,7 @@ def by_pass(
 
 
 def by_graphs(around: graphs.Around, figures: dict[str, dict[str, Any]], gpu: str) -> dict[str, dict[str, Any]]:
-    """Returns the figures of each pass with a graphed call, given those without graphs."""
+    """Returns the figures of each pass with a graphed call, given the figures without graphs."""
     copies_us, n = sum(operator.device_us(gpu) for operator in around.operators), len(around.operators)
     python_us, launches = sum(around.python_us.values()), sum(graphs.REPLAYS.values())
     own = {
@@ -120,7 +122,7 @@ def by_graphs(around: graphs.Around, figures: dict[str, dict[str, Any]], gpu: st
     }  # fmt: skip
     found = {}
     for of, given in figures.items():
-        # The rest of a step has no graph.
+        # The rest of a step is not graphed.
         changed = {name: own[name] + given[name] - figures["call"][name] for name in own}
         device_us = given["device_us"] + copies_us
         changed |= {"device_us": device_us, "step_us": step_us(changed["host_us"], device_us, changed["waits"])}
@@ -131,7 +133,7 @@ def by_graphs(around: graphs.Around, figures: dict[str, dict[str, Any]], gpu: st
 
 
 def by_capture(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures of a call in one CUDA graph, given those without graphs."""
+    """Returns the figures of a call in one CUDA graph, given the figures without graphs."""
     one = {"launches": 1, "operators": 0, "waits": 0, "host_us": host.LAUNCH_US, "mode": "captured"}
     found = given | one | {"step_us": step_us(host.LAUNCH_US, given["device_us"], 0)}
     for name in ("allocations", "function_calls", "python_us", "cpu_target_us"):
@@ -142,10 +144,10 @@ def by_capture(given: dict[str, Any]) -> dict[str, Any]:
 def records(
     name: str, scene: dict[str, Any], gpus: list[str], wheel: Path | None, repeats: int, modes: list[str]
 ) -> list[dict[str, Any]]:
-    """Returns a record for each GPU, pass and mode, and with a peer's wheel one of the peer before them.
+    """Returns a record for each GPU, pass and mode, preceded by one of the peer, if its wheel is given.
 
-    Mode `graph` gives those of `captured` as well. Those of tsplat have `allocations` unless by graphs, and with a peer
-    `ratio_device` and `ratio_step`. The peer's have `implementation`.
+    Mode `graph` also gives records of mode `captured`. Records of tsplat have `allocations`, except with graphs, and
+    with a peer `ratio_device` and `ratio_step`. Records of the peer have `implementation`.
     """
     other = None if wheel is None else gsplat_step.measure(scene, wheel, repeats)
     count = tsplat.rasterization(**scene)[-1]["memory"]["n_intersections"]
@@ -155,7 +157,7 @@ def records(
         given = {"eager": scene, "capacity": sized, "graph": scene | {"packed": False}}[mode]
         python = host.measure(scene if mode == "graph" else given, repeats)  # for loss and Adam
         step, predictor, operators = execute(given, gpus)
-        while step.meta["overflow"]:  # lists without room are empty
+        while step.meta["overflow"]:  # lists that exceed their capacity are empty
             sized["capacity"] *= 2
             step, predictor, operators = execute(given, gpus)
         figures[mode] = {gpu: by_pass(mode, predictor, operators, python, gpu) for gpu in gpus}
@@ -184,7 +186,7 @@ def records(
 def peer_record(
     other: gsplat_step.Peer, scene: dict[str, Any], device_us: float, by_pass: dict[str, dict[str, Any]], of: str
 ) -> dict[str, Any]:
-    """Returns the figures of a peer's call, or of its step with tsplat's loss and Adam."""
+    """Returns the figures of a peer's call, or of its step, which uses tsplat's loss and Adam."""
 
     def rest(field: str) -> Any:
         return by_pass["step"][field] - by_pass["call"][field] if of == "step" else 0
@@ -214,12 +216,12 @@ def line(found: dict[str, Any]) -> str:
 
 
 def base_records(ref: str, arguments: list[str]) -> list[dict[str, Any]]:
-    """Returns the records of another commit's tsplat, run by the present benchmarks and emulator."""
+    """Returns the records of another commit's tsplat, run by the current benchmarks and emulator."""
     with tempfile.TemporaryDirectory() as folder, worktree(ref) as there:
         root, file = Path(folder) / "root", Path(folder) / "records.jsonl"
         root.mkdir()
         (root / "tsplat").symlink_to(there / "tsplat")
-        if not (there / "tsplat" / "gpu_driver").exists():  # which the emulator needs
+        if not (there / "tsplat" / "gpu_driver").exists():  # the emulator requires it
             (there / "tsplat" / "gpu_driver").symlink_to(ROOT / "tsplat" / "gpu_driver")
         for name in ("benchmarks", "emulator", "tests"):
             (root / name).symlink_to(ROOT / name)
@@ -239,7 +241,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     scenes.add_arguments(parser, SCENES)
     parser.add_argument("--gpu", nargs="+", choices=GPUS, default=list(GPUS), help="default: all")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=RECORDED, help="default: eager graph")
-    parser.add_argument("--repeats", type=int, default=1000, help="of which the best time on the host counts")
+    parser.add_argument("--repeats", type=int, default=1000, help="number of runs, whose minimum host time counts")
     parser.add_argument("--base", metavar="REF", help="also run another commit")
     parser.add_argument("--write", action="store_true", help="replace the recorded results and write the page")
     peer.add_argument(parser)

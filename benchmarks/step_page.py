@@ -7,47 +7,46 @@ from benchmarks.gpu_timing.gsplat_kernels import NAME
 from benchmarks.gpu_timing.host import LAUNCH_US
 
 WAIT_US = 10.0
-"""Assumed: time of a wait, until the host knows the result and the device has work again."""
+"""Assumed time of a wait, until the CPU has the result and the device has work again."""
 NAMES = {"eager": "tsplat", "graph": "tsplat, graphed", "captured": "tsplat, captured"}
 KINDS = {"call": "Call: `rasterization()` forward and backward", "step": "Training step"}
 
 TEXT = """
 ## How fast is a step
 
-What a user waits for is more than kernels: Python, launches, PyTorch's operators, and waits for the device.
-`python -m benchmarks.step --peer gsplat` predicts all of it. **All times of this section are predicted**, in
-microseconds. On the machine of the [GPU](#measured-on-a-gpu), time on the host was about 5 times as long for gsplat,
-and 3 times for tsplat, measured before calls replayed passes. A call is `rasterization()` forward and backward, packed;
-a training step is rasterization, L1 + SSIM loss, backward and Adam. Step time is the larger of host and device time,
-plus waits. Ratios are tsplat / gsplat. [Graphed](howto/compile.md#calls-that-replay-graphs) calls replay CUDA graphs;
-they have not been run on a GPU. A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
+The time of a step is not only that of kernels, but also of Python, launches, PyTorch's operators, and waits for the
+device. `python -m benchmarks.step --peer gsplat` predicts all of these. **All times in this section are predicted**, in
+microseconds. On the machine of the [measured GPU](#measured-on-a-gpu), host times were about 5 times as long for
+gsplat, and 3 times for tsplat, measured before calls replayed passes. A call is a packed `rasterization()`, forward and
+backward; a training step is rasterization, L1 + SSIM loss, backward and Adam. Step time is the maximum of host and
+device time, plus waits. Ratios are tsplat / gsplat. [Graphed](howto/compile.md#calls-that-replay-graphs) calls replay
+CUDA graphs; they have not been run on a GPU. A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
-Eager calls are of a known kind and replay [passes](architecture.md#how-a-call-runs). Their Python takes 217 us, for
-each of the scenes, if they are not packed; the table has that of packed calls.
+Eager calls replay [passes](architecture.md#how-a-call-runs). If they are not packed, Python takes 217 us for each of
+the scenes; the table has the times of packed calls.
 
 """
 
 NOTES = f"""
-- Kernels: all of them are executed on the [emulator](emulation.md), and the timing model predicts their time, as
+- Kernels: all kernels are executed on the [emulator](emulation.md), and the timing model predicts their time, see
   [below](#predicted-gpu-time).
-- Operators: those of PyTorch that launch or wait, without views and allocations. Assumed are {OPERATOR_US:g} us each
-  on the device, and the traffic of their results read and written at {BANDWIDTH["a100"] / 1e6:g} TB/s (A100) or
-  {BANDWIDTH["h100"] / 1e6:g} TB/s (H100). A sort is a radix sort of 8 bits a pass.
-- Host: Python's thread CPU time on this project's CPU, the best of 300 runs or more, for 20 Gaussians at 16×16 pixels
-  on the emulated driver, without the kernels; and an assumed {LAUNCH_US:g} us for each launch and operator, for what is
-  below Python. Times on the host vary by a factor of two with the load of the machine; those of both implementations
-  are measured by one process.
-- Waits: reads of values and sizes that depend on the device. Assumed are {WAIT_US:g} us each.
-- {NAME}: its own Python over C++ functions that return tensors; the prediction for its compositing kernels
-  [below](#tsplat-divided-by-gsplat); and for its other kernels an operator's time with the least memory traffic that
-  they can have, which favors gsplat. Its step has tsplat's loss and Adam. Launches are those of its own kernels.
+- Operators: PyTorch's operators that launch or wait, without views and allocations. Each is assumed to take
+  {OPERATOR_US:g} us on the device, plus the time to read and write its results at {BANDWIDTH["a100"] / 1e6:g} TB/s
+  (A100) or {BANDWIDTH["h100"] / 1e6:g} TB/s (H100). A sort is a radix sort with 8 bits per pass.
+- Host: Python's thread CPU time on this project's CPU, the minimum of at least 300 runs, for 20 Gaussians at 16×16
+  pixels on the emulated driver, without the kernels; plus an assumed {LAUNCH_US:g} us below Python for each launch and
+  operator. Host times vary by a factor of two with the load of the machine; one process measures both implementations.
+- Waits: reads of values and sizes from the device, which are assumed to take {WAIT_US:g} us each.
+- {NAME}: its Python code, with C++ functions that return tensors; the prediction for its compositing kernels, see
+  [below](#tsplat-divided-by-gsplat); and for each other kernel the time of an operator, with its minimum memory
+  traffic, which favors gsplat. Its step has tsplat's loss and Adam. Launches are those of its own kernels.
 - Graphed: replays count as launches, and copies as operators. Graphs read arguments in place here, as the addresses of
-  parameters stay the same; activations that move are copied. There is room for 1.06 times what each kind of list needs.
-  Loss and Adam are as in other steps.
-- Captured: the kernels and operators of a graphed call in one graph, without copies of images and gradients. One
-  launch, and no Python; what copies cameras into tensors of the graph is not counted. Adam cannot be captured.
-- Launch: Python's time of one launch, on average and at most, with a launcher that does nothing. Tiny call: 20
-  Gaussians at 16×16 pixels on the CPU target, measured, kernels included.
+  parameters do not change; activations at other addresses would be copied. Capacities are 1.06 times what each kind of
+  list needs. Loss and Adam are as in other steps.
+- Captured: the kernels and operators of a graphed call in one graph, without copies of images and gradients. This is
+  one launch, without Python; copying cameras into tensors of the graph is not counted. Adam cannot be captured.
+- Launch: Python's time of one launch, average and maximum, with a launcher that does nothing. Tiny call: 20 Gaussians
+  at 16×16 pixels on the CPU target, measured, including kernels.
 """
 
 
@@ -60,7 +59,7 @@ def section(records: list[dict[str, Any]]) -> str:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Returns counts and predicted times of one pass, with ratios to a peer where there are any, as Markdown."""
+    """Returns counts and predicted times of one pass, with ratios to a peer, if known, as Markdown."""
     names = ("launches", "operators", "waits", "host", "device", "step", "ratio, device", "ratio, step")
     lines = [f"| scene | GPU | implementation | {' | '.join(names)} |", "| --- | --- | --- |" + " ---: |" * len(names)]
     for r in records:
@@ -73,7 +72,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def host_table(records: list[dict[str, Any]]) -> str:
-    """Returns what costs time on the host, of tsplat's calls, as Markdown."""
+    """Returns the host costs of tsplat's calls, as Markdown."""
     names = (
         "Python", "launch", "launch, at most", "function calls", "allocations", "tiny call, CPU target",
         "Python, graphed", "tiny call, graphed",

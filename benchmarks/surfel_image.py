@@ -1,10 +1,10 @@
-"""Draws docs/surfels.png, a held-out view and the normals of its depth, from runs with 3D and with 2D Gaussians.
+"""Draws docs/surfels.png: a held-out view and the normals of its depth, from runs with 3D and with 2D Gaussians.
 
     tsplat train SCENE --out RUN_3D --downscale 4 --steps 1500
     tsplat train SCENE --out RUN_2D --downscale 4 --steps 1500 --primitive 2dgs
     python -m benchmarks.surfel_image RUN_3D RUN_2D --view NAME
 
-Views are rendered at the size of the training and enlarged.
+Views are rendered at the size of the training images and enlarged.
 """
 
 import argparse
@@ -24,8 +24,10 @@ IMAGE = Path(__file__).parents[1] / "docs" / "surfels.png"
 
 
 def view_and_normals(gaussians: Gaussians, camera: Camera) -> list[Image.Image]:
-    """Returns what a camera sees, and the normals of its depth in the frame of the camera, as colors: red points right,
-    green up, and blue to the camera."""
+    """Renders a view, and the normals of its depth as colors.
+
+    Normals are in the frame of the camera: red points right, green up, and blue to the camera.
+    """
     with torch.no_grad():
         images, _, _ = render_views(gaussians, [camera], render_mode="RGB+ED")
         normals = depth_to_normals(images[0, ..., 3:], camera.viewmat.inverse(), camera.K)

@@ -1,9 +1,9 @@
-"""Times `rasterization` on saved scenes, with the tsplat first in PYTHONPATH; started by `benchmarks.run --base`.
+"""Times `rasterization` on saved scenes, with the first tsplat in PYTHONPATH; started by `benchmarks.run --base`.
 
     python benchmarks/timing_worker.py SCENES.pt THREADS REPEATS
 
-Prints a line of JSON per scene: the smallest time in milliseconds of the forward pass, and of forward + backward; CPU
-time with one thread, else wall time. Imports nothing else of this repository, as it also runs old revisions.
+Prints a line of JSON per scene: the minimum time of the forward pass, and of forward + backward, in milliseconds. This
+is CPU time with one thread, and wall time with several. Imports only tsplat, as it also runs with old commits.
 """
 
 import json

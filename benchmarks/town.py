@@ -1,7 +1,7 @@
-"""A synthetic town: houses and trees on a ground with streets, ray traced, as a scene folder of any size.
+"""A synthetic, ray-traced town of any size, written as a scene folder: houses and trees on a ground with streets.
 
-The world frame has y down; the ground is at y = 0. Houses are boxes with rows of windows, trees are spheres. The
-shading is that of a sun with shadows and of the sky, and does not depend on the view.
+The world frame has y down; the ground is at y = 0. Houses are boxes with rows of windows, trees are spheres. They are
+lit by the sun, with shadows, and by the sky; colors do not depend on the view.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tsplat.scene import Camera, intrinsics, look_at
 from tsplat.scene.images import to_bytes, write_png
 
 LOT = 4.0
-"""Distance of the middles of streets."""
+"""Distance between the center lines of streets."""
 
 STREET = 0.55
 """Half of the width of a street."""
@@ -35,10 +35,10 @@ class Town:
     """Houses and trees on the ground.
 
     Attributes:
-        size: Edge of the square town, whose middle is the origin.
+        size: Edge of the square town, which is centered at the origin.
         boxes: [B, 2, 3] lower and upper corners of houses.
         spheres: [S, 4] centers and radii of trees.
-        colors: [B + S, 3] of both.
+        colors: [B + S, 3] colors of houses, then of trees.
     """
 
     size: float
@@ -71,7 +71,7 @@ def make_town(lots: int, seed: int = 0) -> Town:
 
 
 def town_cameras(town: Town, n: int, width: int, height: int) -> list[Camera]:
-    """n cameras in rows above the town that look down by 40 to 60 degrees, each in another direction than the last."""
+    """Returns n cameras in rows above the town, which look down by 40 to 60 degrees in varying directions."""
     columns = math.ceil(math.sqrt(n))
     rows = math.ceil(n / columns)
     K, cameras = intrinsics(width, height, FOV), []
@@ -80,7 +80,7 @@ def town_cameras(town: Town, n: int, width: int, height: int) -> list[Camera]:
         x, z = (((k + 0.5) / count - 0.5) * town.size for k, count in ((column, columns), (row, rows)))
         angle, pitch = 2.4 * i, math.radians(40 + 20 * (0.618 * i % 1))
         direction = (math.cos(angle) * math.cos(pitch), math.sin(pitch), math.sin(angle) * math.cos(pitch))
-        # Those at the border look inwards.
+        # Cameras at the border look inwards.
         if x * direction[0] + z * direction[2] > 0 and max(abs(x), abs(z)) > 0.3 * town.size:
             direction = (-direction[0], direction[1], -direction[2])
         eye = (x, -5.0 - (i % 3), z)
@@ -90,7 +90,7 @@ def town_cameras(town: Town, n: int, width: int, height: int) -> list[Camera]:
 
 
 def render_town(town: Town, camera: Camera, supersampling: int = 2) -> tuple[Tensor, Tensor]:
-    """Returns the image [H, W, 3] of a camera, and the point [H, W, 3] that each pixel shows; infinite for the sky."""
+    """Returns the image of a camera [H, W, 3], and the points that its pixels show [H, W, 3]; infinite for the sky."""
     offsets = [(i + 0.5) / supersampling for i in range(supersampling)]
     found = [_shade(town, *_rays(camera, dx, dy)) for dy in offsets for dx in offsets]
     colors, points = torch.stack([colors for colors, _ in found]).mean(0), found[len(found) // 2][1]
@@ -126,7 +126,7 @@ def write_town(folder: Path, town: Town, cameras: list[Camera], n_points: int, s
 
 
 def _rays(camera: Camera, dx: float, dy: float) -> tuple[Tensor, Tensor]:
-    """Returns the center of a camera [3] and directions [R, 3] through a place in each of its pixels."""
+    """Returns the center of a camera [3], and directions [R, 3] through the offset (dx, dy) in each pixel."""
     y, x = torch.meshgrid(torch.arange(camera.height) + dy, torch.arange(camera.width) + dx, indexing="ij")
     K, rotation = camera.K, camera.viewmat[:3, :3]
     local = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)], -1)
@@ -134,7 +134,7 @@ def _rays(camera: Camera, dx: float, dy: float) -> tuple[Tensor, Tensor]:
 
 
 def _shade(town: Town, eye: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Colors [R, 3] of rays, and the points that they hit; infinite where that is the sky."""
+    """Returns the colors of rays [R, 3], and the points that they hit [R, 3]; infinite for the sky."""
     origins = eye.expand_as(directions)
     depths, ids = _trace(town, origins, directions)
     points = origins + depths[:, None] * directions
@@ -151,11 +151,11 @@ def _shade(town: Town, eye: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _trace(town: Town, origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances [R] along rays to what they hit first, infinite for none, and its index; -1 for the ground."""
+    """Returns distances along rays to the first hit [R], infinite for none, and its index [R]; -1 for the ground."""
     depths = torch.where(directions[:, 1] > 1e-6, -origins[:, 1] / directions[:, 1], torch.inf)
     depths = torch.where(depths > 1e-4, depths, torch.inf)
     ids = torch.full_like(depths, -1, dtype=torch.long)
-    # Columns of coordinates [3, R], of which minima and maxima are several times as fast as of rows.
+    # With coordinates as [3, R], minima and maxima are several times as fast.
     columns, aims = origins.T.contiguous(), directions.T.contiguous()
     inverse = 1 / aims
 
@@ -179,7 +179,7 @@ def _trace(town: Town, origins: Tensor, directions: Tensor) -> tuple[Tensor, Ten
 
 
 def _reached(town: Town, origins: Tensor, directions: Tensor) -> tuple[list[int], list[int]]:
-    """Indices of the boxes and of the spheres that rays can hit: those near a cone around all rays."""
+    """Returns the indices of the boxes and of the spheres that rays may hit: those near a cone around all rays."""
     if not len(origins):
         return [], []
     middle, aim = origins.mean(0), normalize(directions.mean(0), dim=0)
@@ -199,7 +199,7 @@ def _reached(town: Town, origins: Tensor, directions: Tensor) -> tuple[list[int]
 
 
 def _surface(town: Town, points: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Normals [R, 3] and colors [R, 3] of points of surfaces."""
+    """Returns the normals [R, 3] and colors [R, 3] of surface points."""
     normals = torch.tensor([0.0, -1.0, 0.0]).repeat(len(points), 1)
     n_boxes = len(town.boxes)
     colors = torch.cat([town.colors, town.colors.new_tensor([[0.34, 0.5, 0.24]])])[ids]
@@ -211,7 +211,7 @@ def _surface(town: Town, points: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     tree = ids >= n_boxes
     normals[tree] = normalize(points[tree] - town.spheres[ids[tree] - n_boxes, :3], dim=-1)
     x, y, z = points.unbind(-1)
-    # Windows on walls, streets with a broken line in the middle on the ground, and noise on everything.
+    # Walls have windows, streets have a broken center line, and everything has noise.
     across = torch.where(normals[:, 0].abs() > 0.5, z, x)
     window = ((across / 0.22 % 1 - 0.5).abs() < 0.3) & ((y / 0.3 % 1 - 0.5).abs() < 0.3) & (normals[:, 1].abs() < 0.5)
     colors = torch.where((window & house)[:, None], torch.tensor([0.16, 0.2, 0.28]), colors)
@@ -227,6 +227,6 @@ def _surface(town: Town, points: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _noise(points: Tensor) -> Tensor:
-    """Returns a number from 0 to 1 of the cell that contains each point [R, 3]."""
+    """Returns a random number from 0 to 1 for the cell that contains each point [R, 3]."""
     cells = points.floor().double() @ torch.tensor([127.1, 311.7, 74.7], dtype=torch.float64)
     return (cells.sin() * 43758.5453 % 1).float()

@@ -4,12 +4,12 @@
         [--budget FACTOR] [--lpips WEIGHTS] [--json FILE] [--figure FILE] [--table]
 
 A recipe is `gsplat`, `mcmc` or `standard`, or one of these with other settings: `standard:antialiased=false`,
-`standard:means_rate*=2,strategy.refine_every=5`. The budget is the number of Gaussians that a recipe may use, as a
-factor of the number of initial points; 0 leaves it to the recipe. Captures whose photographs do not exist are skipped.
+`standard:means_rate*=2,strategy.refine_every=5`. The budget is the maximum number of Gaussians, as a factor of the
+number of initial points; 0 for that of the recipe. Captures whose photographs do not exist are skipped.
 
-`--json` appends a line per run; `--table` and `--figure` show the means over seeds of all lines of that file, the
-figure as PSNR over time. `--lpips` measures LPIPS, too, with the weights that `benchmarks.perceptual` names. Times are
-those of this process on the CPU, of the steps without evaluations.
+`--json` appends a line per run. `--table` and `--figure` show means over seeds of all lines in that file; the figure
+shows PSNR over time. `--lpips` also measures LPIPS, with the weights that `benchmarks.perceptual` describes. Times are
+CPU times of the steps, without evaluations.
 """
 
 import argparse
@@ -60,14 +60,14 @@ CAPTURES: dict[str, Callable[[], Capture]] = {
 }
 DEFAULT_CAPTURES = ("banana", "prepared", "lego", "room", "exposure")
 FOLDERS = {"banana": "banana", "prepared": "banana", "lego": "lego_400", "lego-2": "lego_400"}
-"""Folders of the captures that are read."""
+"""Folders of the captures that are read from files."""
 
 EVALUATIONS = 10
 """Number of evaluations of the held-out views during a run."""
 
 
 def gsplat(steps: int) -> RunConfig:
-    """MCMC as the trainer of gsplat 1.5.3 runs it if its `steps_scaler` shortens a run from 30,000 steps."""
+    """Returns the settings of gsplat 1.5.3's trainer with MCMC, shortened from 30,000 steps by its `steps_scaler`."""
     factor = steps / SCHEDULE_STEPS
 
     def scaled(n: int) -> int:
@@ -87,7 +87,7 @@ RECIPES: dict[str, Callable[[int], RunConfig]] = {
 
 
 def configure(recipe: str, steps: int) -> RunConfig:
-    """Returns the configuration of a recipe with its settings."""
+    """Returns the configuration of a recipe, with its changed settings."""
     name, _, settings = recipe.partition(":")
     values = to_json(RECIPES[name](steps))
     for setting in filter(None, settings.split(",")):
@@ -137,7 +137,7 @@ def run(
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Returns means over seeds, with half the range of PSNR, in Markdown; LPIPS of the runs that measured it."""
+    """Returns means over seeds, with half the range of PSNR, as Markdown; LPIPS is a mean of runs that measured it."""
     rows = defaultdict(list)
     for line in lines:
         rows[line["capture"], line["steps"], line["recipe"]].append(line)
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--lpips", type=Path, help="file of weights, to measure LPIPS")
     parser.add_argument("--json", type=Path, help="file to append a line per run to")
     parser.add_argument("--table", action="store_true", help="print a table of all runs in that file")
-    parser.add_argument("--figure", type=Path, help="file for a picture of PSNR over time")
+    parser.add_argument("--figure", type=Path, help="file for a plot of PSNR over time")
     options = parser.parse_args()
     torch.set_num_threads(1)
     lpips = Lpips(options.lpips) if options.lpips else None

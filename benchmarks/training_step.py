@@ -1,10 +1,10 @@
-"""Times a training step of a tiny scene, in which everything but the kernels counts, also that of another commit.
+"""Times a training step of a tiny scene, whose kernels take little time, optionally compared with another commit.
 
     python -m benchmarks.training_step [--base REF] [--rounds N]
 
-The preset `standard` trains 60 Gaussians with views of 32x24 pixels. Prints the best thread CPU time of a step in
-milliseconds, over blocks of 20 steps after the first 100. With `--base`, another commit and this one take turns, each
-time in a new process.
+The preset `standard` trains 60 Gaussians with views of 32x24 pixels. Prints the thread CPU time of a step in
+milliseconds, as the minimum over blocks of 20 steps after the first 100. With `--base`, another commit and this one are
+timed in turn, each in a new process.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from tsplat.training import Trainer, preset
 
 N, WIDTH, HEIGHT, VIEWS = 60, 32, 24, 6
 STEPS = 30_000
-"""Steps of the run, of which the first are timed, before Gaussians are added."""
+"""Number of steps of the run; only the first ones are taken, before Gaussians are added."""
 WARM_UP, BLOCK, BLOCKS = 100, 20, 20
 
 
 def trainer() -> Trainer:
-    """Returns a trainer of random Gaussians, with views from around them."""
+    """Returns a trainer for random Gaussians, with views from around them."""
     generator = torch.Generator().manual_seed(0)
     points, colors = 0.5 * torch.randn(N, 3, generator=generator), torch.rand(N, 3, generator=generator)
     gaussians = Gaussians.from_points(points, colors, 3)
@@ -42,7 +42,7 @@ def trainer() -> Trainer:
 
 
 def best_ms() -> float:
-    """Returns the best mean time of a block of steps."""
+    """Returns the mean time of a step in milliseconds, as the minimum over blocks of steps."""
     trained, times = trainer(), []
     for _ in range(WARM_UP):
         trained.advance()
@@ -55,7 +55,7 @@ def best_ms() -> float:
 
 
 def timed(root: Path) -> float:
-    """Returns the best time of a step with the tsplat of a folder, in a new process."""
+    """Returns the result of :func:`best_ms` with the tsplat in a folder, in a new process."""
     environment = os.environ | {"PYTHONPATH": str(root)}
     found = subprocess.run(
         [sys.executable, __file__], cwd=root, env=environment, check=True, capture_output=True, text=True
@@ -65,7 +65,7 @@ def timed(root: Path) -> float:
 
 def compare(ref: str, rounds: int) -> None:
     """Times another commit and this one in turn, and prints the best times of both."""
-    from benchmarks.worktrees import ROOT, worktree  # not in the processes that are timed, which run this file
+    from benchmarks.worktrees import ROOT, worktree  # timed processes, which also run this file, cannot import it
 
     with worktree(ref) as base:
         found = [(timed(base), timed(ROOT)) for _ in range(rounds)]

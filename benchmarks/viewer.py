@@ -1,11 +1,11 @@
-"""Measures the viewer: the time until it prints its address, and until images arrive after the camera has moved.
+"""Measures the viewer: the time until it prints its address, and until images arrive after the camera stops.
 
     python -m benchmarks.viewer [--model FILE] [--copies N] [--size WIDTH HEIGHT] [--repeat N]
 
 A client without a browser moves the camera on an orbit, 50 times a second, stops, and waits for the image at rest.
-`--copies 20` shows 20 of the model side by side, and also compares images of the largest Gaussians with those of all.
-Where other programs use the same cores, `chrt --fifo 10 python -m benchmarks.viewer` puts the viewer before them.
-Leave OMP_NUM_THREADS unset.
+`--copies 20` shows 20 copies of the model side by side, and also compares images of the largest Gaussians with images
+of all. If other programs use the same cores, `chrt --fifo 10 python -m benchmarks.viewer` gives the viewer priority.
+Do not set OMP_NUM_THREADS.
 """
 
 import argparse
@@ -39,12 +39,12 @@ from tsplat.viewing.viewer import Pose, Settings, ViewedModel, open_viewed
 from tsplat.viewing.viewer.renderer import LARGE
 
 STEPS, RATE, DEGREES = 50, 50, 1.0
-"""Movements of the camera, per second, and the angle of each."""
+"""Number of movements of the camera, movements per second, and degrees of each."""
 
 
 @contextlib.contextmanager
 def serve(model: Path) -> Iterator[tuple[str, float]]:
-    """Runs ``tsplat view``; yields its address, and the seconds until it printed its address."""
+    """Context manager that runs ``tsplat view``; yields its address, and the seconds until it printed it."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "tsplat", "view", str(model), "--port", "18080"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -60,7 +60,7 @@ def serve(model: Path) -> Iterator[tuple[str, float]]:
 
 
 def measure_stop(client: ViewerClient, model: ViewedModel, viewmats: torch.Tensor) -> dict[str, Any]:
-    """Moves along cameras and stops; returns seconds from the last movement, and the sizes of the images before."""
+    """Moves along cameras and stops. Returns seconds from the last movement to images, and widths of moving ones."""
     n_images, fov = len(client.images), math.radians(model.fov)
     for position in centers(viewmats).tolist():
         last = client.move(position, model.target, model.up, fov)
@@ -87,7 +87,7 @@ def psnr_while_moving(model: ViewedModel, viewmat: torch.Tensor, size: tuple[int
 
 
 def copies(model: Path, n: int, folder: Path) -> Path:
-    """Writes a model of n others side by side, in rows of five along the world's x and z axes."""
+    """Writes n copies of a model side by side, in rows of five along the world's x and z axes."""
     gaussians = open_model(model)
     low, high = (gaussians.means.double().quantile(q, 0).float() for q in (0.01, 0.99))
     steps = 1.05 * (high - low)
@@ -99,7 +99,7 @@ def copies(model: Path, n: int, folder: Path) -> Path:
 
 
 def compare_largest(model: ViewedModel, viewmats: torch.Tensor, size: tuple[int, int]) -> None:
-    """Prints how images of the largest Gaussians along a slow path differ from those of all, and how both change."""
+    """Compares images of the largest Gaussians with images of all along a slow path, and their changes over time."""
     renderer, settings = model.renderer, Settings(near=model.near)
     poses = [Pose(viewmat, math.radians(model.fov), *size) for viewmat in viewmats]
     everything = [renderer.render(pose, settings).image.astype(float) for pose in poses]
@@ -123,7 +123,7 @@ def psnr(difference: NDArray[np.float64]) -> float:
 
 
 def main() -> None:
-    """Prints what was measured, and the load of the machine before and after."""
+    """Prints the measurements, and the load of the machine before and after."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, default=MODELS / "kettle.from_spz.ply")
     parser.add_argument("--size", type=int, nargs=2, default=(640, 480))

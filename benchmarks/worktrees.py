@@ -1,4 +1,4 @@
-"""Temporary worktrees, by which benchmarks compare with another commit."""
+"""Temporary worktrees, with which benchmarks compare with another commit."""
 
 import contextlib
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextlib.contextmanager
 def worktree(ref: str) -> Iterator[Path]:
-    """Yields a folder with the files of another commit, which is removed afterwards."""
+    """Context manager that yields a temporary folder with the files of another commit."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "base"
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", path, ref], cwd=ROOT, check=True)

@@ -1,6 +1,6 @@
 """Counts the launches, waits and allocations of a training step, and assumes the cost of PyTorch's operators.
 
-A GPU is not needed: operators are those that PyTorch dispatches to CPU tensors in place of a GPU's.
+No GPU is required: operators are counted as PyTorch dispatches them to CPU tensors.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ PHASES = ("forward", "loss", "backward", "adam")
 PASSES = {"call": ("forward", "backward"), "step": PHASES}
 """A call is `rasterization()` forward and backward; a step is a whole training step."""
 OPERATOR_US = 2.0
-"""Assumed: device time of an operator or of one launch of a sort, apart from its memory traffic."""
+"""Assumed device time of an operator, or of one launch of a sort, without its memory traffic."""
 BANDWIDTH = {"a100": 1.555e6, "h100": 3.35e6}
-"""Assumed: bytes per microsecond of global memory."""
+"""Assumed bandwidth of global memory, in bytes per microsecond."""
 WITHOUT_LAUNCH = {
     "view", "_unsafe_view", "slice", "select", "detach", "unsqueeze", "squeeze", "alias", "permute", "transpose",
     "expand", "empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "as_strided", "unbind",
@@ -36,14 +36,14 @@ WITHOUT_LAUNCH = {
 }  # fmt: skip
 """Operators that neither launch nor wait: views, allocations and marks of PyTorch's profiler."""
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
-"""Operators that wait for the device, because the host needs a value or a size."""
+"""Operators that wait for the device, because the CPU needs a value or a size."""
 READS = {"tolist", "cpu", "numpy"}
-"""Methods of tensors that wait for the device, and that PyTorch does not dispatch for CPU tensors."""
+"""Methods of tensors that wait for the device, and are not dispatched as operators for CPU tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """An operator that launches or waits, with the bytes of its results, and of the passes of a radix sort."""
+    """An operator that launches or waits, with the bytes of its results; for a radix sort, its passes and traffic."""
 
     phase: str
     name: str
@@ -55,8 +55,8 @@ class Operator:
     def device_us(self, gpu: str) -> float:
         """Returns the assumed device time.
 
-        A radix sort has a launch per pass, one for the histogram and one for its sums. Other operators have one launch,
-        and read as much as they write.
+        A radix sort has one launch per pass, one for the histogram and one for its sums. Other operators have one
+        launch, and read as many bytes as they write.
         """
         if self.sort_passes:
             return (self.sort_passes + 2) * OPERATOR_US + self.sort_bytes / BANDWIDTH[gpu]
@@ -64,7 +64,7 @@ class Operator:
 
 
 def sort_operator(phase: str, n: int, key_bits: int, key_bytes: int, value_bytes: int) -> Operator:
-    """Returns a radix sort of n keys with values: a histogram reads all keys, each pass reads and writes everything."""
+    """Returns a radix sort of n keys with values. A histogram reads all keys; each pass reads and writes all data."""
     passes = -(-key_bits // 8)
     return Operator(
         phase, "sort", sort_passes=passes, sort_bytes=n * (key_bytes + 2 * passes * (key_bytes + value_bytes))
@@ -72,7 +72,7 @@ def sort_operator(phase: str, n: int, key_bits: int, key_bytes: int, value_bytes
 
 
 class Operators(TorchDispatchMode):
-    """Counts by `phase` the operators inside that launch or wait, and those with a result in new memory."""
+    """Dispatch mode that records, by `phase`, operators that launch or wait, and operators that allocate a result."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -112,7 +112,7 @@ class Operators(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """Counts what `READS` names as waits of the operators of a phase."""
+    """Function mode that counts calls of :data:`READS` as waits."""
 
     def __init__(self, operators: Operators) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class _Reads(TorchFunctionMode):
 
 @dataclasses.dataclass(frozen=True)
 class Launched:
-    """A launch of a kernel: when, which, and its predicted microseconds by GPU."""
+    """A launch of a kernel: its phase, the kernel, and the predicted microseconds by GPU."""
 
     phase: str
     kernel: str
@@ -135,7 +135,7 @@ class Launched:
 
 
 class Predictor(Recorder):
-    """Predicts the time of every launch. It is set as a machine's `tracer`, and does not keep traces."""
+    """Predicts the time of every launch, as the `tracer` of a machine, without keeping traces."""
 
     def __init__(self, gpus: list[str]) -> None:
         super().__init__(lambda launch: True)
@@ -151,7 +151,7 @@ class Predictor(Recorder):
 
 
 class Step:
-    """A training step of a scene: rasterization, L1 + SSIM loss, backward, Adam. Its learning rate is zero."""
+    """A training step of a scene: rasterization, L1 + SSIM loss, backward, and Adam with a learning rate of zero."""
 
     def __init__(self, scene: dict[str, Any], render: Callable[..., Any] = tsplat.rasterization) -> None:
         self.render = render
@@ -177,7 +177,7 @@ class Step:
         enter("")
 
     def warm_up(self) -> None:
-        """Lets Adam and the loss make what they keep from step to step."""
+        """Lets Adam and the loss allocate the tensors that they keep between steps."""
         for leaf in self.leaves.values():
             leaf.grad = torch.zeros_like(leaf)
         self.optimizer.step()

@@ -1,4 +1,4 @@
-"""Measures the cost of a graphed call besides its graphs: time of Python on the host, and copies on the device."""
+"""Measures the cost of a graphed call besides its graphs: Python's time on the CPU, and copies on the device."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,13 +13,18 @@ from .counting import Operator, Operators, Step
 from .host import Clock, tiny
 
 REPLAYS = {"forward": 1, "backward": 1}
-"""Graphs that each phase of a training step replays."""
+"""Number of graphs that each phase of a training step replays."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Around:
-    """Microseconds by phase, on a tiny scene: of Python, without what is below it, and on the CPU target, with what is
-    replayed there; and the operators."""
+    """Cost of a graphed call on a tiny scene.
+
+    Attributes:
+        python_us: Microseconds of Python by phase, without the replays.
+        cpu_us: Microseconds by phase on the CPU target, with the replays.
+        operators: Operators outside of the graphs.
+    """
 
     python_us: dict[str, float]
     cpu_us: dict[str, float]
@@ -27,7 +32,7 @@ class Around:
 
 
 class _Nothing:
-    """Takes the place of what captures graphs; replays do nothing."""
+    """Stand-in for the recorder of graphs, whose replays do nothing."""
 
     def warm_up(self, function: Callable[[], object]) -> None:
         function()
@@ -45,7 +50,7 @@ def measure(scene: dict[str, Any], repeats: int) -> Around:
     try:
         cpu_us = _best_us(scene, repeats)
         with (
-            mock.patch.object(graphed_calls, "is_plain_call", return_value=True),  # also while a mode counts operators
+            mock.patch.object(graphed_calls, "is_plain_call", return_value=True),  # although a mode counts operators
             mock.patch.dict(graphed_calls.RECORDERS, cpu=_Nothing),
         ):
             python_us = _best_us(scene, repeats)
@@ -60,7 +65,7 @@ def measure(scene: dict[str, Any], repeats: int) -> Around:
 
 
 def _best_us(scene: dict[str, Any], repeats: int) -> dict[str, float]:
-    """Returns the least microseconds of the passes of graphed calls on a tiny scene."""
+    """Returns the minimum time of graphed calls on a tiny scene in microseconds, by phase."""
     clock, step = Clock(), Step(tiny(scene), tsplat.graphed(tsplat.rasterization))
     for _ in range(repeats):
         step.run(clock.enter)

@@ -1,4 +1,4 @@
-"""gsplat's compositing kernels by footprint: their files, arguments, and results under tsplat's names."""
+"""gsplat's compositing kernels by footprint: their files, their arguments, and their results by tsplat's names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PINHOLE = """
     constexpr const float *viewmats1 = nullptr, *radial_coeffs = nullptr, *tangential_coeffs = nullptr;
     constexpr const float *thin_prism_coeffs = nullptr;
 """
-"""Constants in place of arguments, so that the kernel has no code for lenses and shutters that it does not run."""
+"""Constants in place of arguments, so that the kernel has no code for lenses and shutters that are not used."""
 CONSTANTS = (
     "const CameraModelType camera_model_type", "const ShutterType rs_type", "const scalar_t *__restrict__ viewmats1",
     "const scalar_t *__restrict__ radial_coeffs", "const scalar_t *__restrict__ tangential_coeffs",
@@ -31,7 +31,7 @@ BYTES_OF_STRUCTS = {"UnscentedTransformParameters": 20, "FThetaCameraDistortionP
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """gsplat's lists of the tiles of an image: first entry of each tile, and rows; tiles along both axes."""
+    """gsplat's lists of the tiles of an image: the start of each tile's list, and the row of each entry."""
 
     starts: Tensor
     ids: Tensor
@@ -48,11 +48,11 @@ class Footprint:
 
     Attributes:
         file, kernel: Names without the direction: ``{file}Fwd.cu`` and ``{kernel}_fwd_kernel``.
-        shared: Bytes of shared memory per pixel of both kernels, without those of the features in the second.
-        channels: Of what tsplat composited, how many gsplat blends as colors.
-        run: From what tsplat composited and the lists, the arguments of the first kernel and a function that returns
-            those of the second, and all results under the names of ``peer.compared_tensors``.
-        edit: Changes the source.
+        shared: Bytes of shared memory per pixel of both kernels, without features in the second.
+        channels: Returns the number of channels that gsplat blends as colors, given tsplat's number of channels.
+        run: Takes tsplat's inputs of compositing and the lists; returns the arguments of both kernels, and all results
+            by the names of :meth:`.scenes.Composited.results`.
+        edit: Edits the source.
     """
 
     file: str
@@ -112,7 +112,7 @@ def _run_ray(composited: Composited, lists: Lists) -> Any:
 
 
 def _run_surfel(composited: Composited, lists: Lists) -> Any:
-    """tsplat's channels are normals, colors, depth and distortion."""
+    """Returns arguments and results for 2D Gaussians; tsplat's channels are normals, colors, depth and distortion."""
     splats = composited.splats
     assert splats.colors is not None and splats.depths is not None
     means2d, transforms, opacities = map(_fp32, splats[:3])
@@ -166,4 +166,4 @@ FOOTPRINTS = {
         "RasterizeToPixels2DGS", "rasterize_to_pixels_2dgs", (52, 64), lambda n: n - 4, _run_surfel
     ),
 }  # fmt: skip
-"""gsplat's kernels by the footprint of tsplat."""
+"""gsplat's kernels, by tsplat's name of the footprint."""

@@ -1,8 +1,8 @@
 """gsplat 1.5.3's compositing kernels, compiled for sm_80 and executed on the emulator.
 
-gsplat's wheel has the CUDA sources. The two compositing kernels of a footprint are taken from it without their
-launchers, which alone need PyTorch's headers, and compiled by nvcc. They get the projected Gaussians that tsplat
-composited, and gsplat's own lists of tiles.
+gsplat's wheel has the CUDA sources. The two compositing kernels of a footprint are extracted from it, without their
+launchers, which are the only code that needs PyTorch's headers, and compiled by nvcc. Their inputs are tsplat's
+projected Gaussians, and gsplat's lists of tiles.
 """
 
 import dataclasses
@@ -43,25 +43,27 @@ WHEEL_VARIABLE = "TSPLAT_GSPLAT_WHEEL"
 CAPABILITY = 80
 SOURCES = "gsplat/cuda/"
 FLAGS = ("-w", "-O3", "-use_fast_math", "-std=c++17", "--expt-relaxed-constexpr")
-"""Optimization and fast math are gsplat's own flags; the last two are those of PyTorch's extensions."""
+"""Optimization and fast math are gsplat's flags; the last two are flags of PyTorch's extensions."""
 ATOMIC_ADD = "static __device__ float gpuAtomicAdd(float *to, float value) { return atomicAdd(to, value); }\n"
-"""Replacement of PyTorch's function, which does the same for fp32."""
+"""Replacement of PyTorch's function, which is equivalent for fp32."""
 LOW_PASS = "#define FILTER_INV_SQUARE_2DGS 2.0f\n"
-"""Definition for kernels from gsplat's Rasterization.h, which also declares launchers."""
+"""Definition from gsplat's Rasterization.h, which cannot be included, as it also declares launchers."""
 SLERP = "glm::slerp(q_start, q_end, relative_frame_time)"
-"""The pose of a pixel; that at the start, as shutters are global here."""
+"""Expression for the pose of a pixel, which is replaced by the pose at the start, as shutters are global here."""
 
 
 class UnavailableError(Exception):
-    """gsplat's kernels cannot be obtained or compiled here."""
+    """gsplat's kernels cannot be obtained or compiled on this machine."""
 
 
 # --- sources and machine code
 
 
 def find_wheel(*, download: bool = False) -> Path:
-    """Returns gsplat's wheel: the file that TSPLAT_GSPLAT_WHEEL names, or the one in the emulator's cache folder.
-    If `download`, pip downloads it if it is not there."""
+    """Returns the path of gsplat's wheel: that in TSPLAT_GSPLAT_WHEEL, or in the emulator's cache folder.
+
+    If `download` is set, pip downloads a missing wheel into the cache folder.
+    """
     given = os.environ.get(WHEEL_VARIABLE)
     path = Path(given) if given else build.cache_folder() / WHEEL
     if not path.exists() and download and not given:
@@ -92,7 +94,7 @@ def find_nvcc() -> str:
 
 
 def kernel_source(text: str, kernel: str, channels: int) -> str:
-    """Returns CUDA code of one kernel for a number of channels, from the file that has the kernel and its launcher."""
+    """Returns the CUDA code of one kernel for a number of channels, given the file with the kernel and its launcher."""
     launcher = re.search(r"template <[^>]*>\s*void launch_", text)
     assert launcher, kernel
     code = re.sub(r'#include (<(ATen|c10)/[^>]*>|"Rasterization\.h")\n', "", text[: launcher.start()])
@@ -102,7 +104,7 @@ def kernel_source(text: str, kernel: str, channels: int) -> str:
 
 @functools.cache
 def load_kernel(direction: str, channels: int, wheel: Path, footprint: str = "ellipse") -> NvidiaProgram:
-    """Returns the compositing kernel of a direction, "fwd" or "bwd", compiled unless that was done before."""
+    """Returns the compositing kernel of a direction, "fwd" or "bwd", and compiles it if it is not in the cache."""
     chosen = FOOTPRINTS[footprint]
     nvcc, kernel = find_nvcc(), kernel_name(chosen, direction)
     with zipfile.ZipFile(wheel) as files:
@@ -146,7 +148,7 @@ def kernel_name(footprint: Footprint, direction: str) -> str:
 
 
 def tile_lists(means2d: Tensor, radii: Tensor, depths: Tensor, width: int, height: int) -> tuple[Tensor, Tensor]:
-    """Lists the Gaussians of each tile as gsplat 1.5.3 does: a Gaussian is in each tile of its bounding rectangle.
+    """Lists the Gaussians of each tile as gsplat 1.5.3: a Gaussian is in each tile of its bounding rectangle.
 
     Args:
         means2d, radii, depths: [nnz, 2] fp32, [nnz, 2] int32, [nnz], of one image.
@@ -176,7 +178,7 @@ def tile_lists(means2d: Tensor, radii: Tensor, depths: Tensor, width: int, heigh
 
 
 def execute(composited: Composited, *, wheel: Path, traced: bool) -> tuple[Run, dict[str, Tensor]]:
-    """Executes gsplat's kernels on what tsplat composited, one image without masks, with gsplat's lists.
+    """Executes gsplat's kernels on tsplat's inputs of compositing, one image without masks, with gsplat's lists.
 
     Results have the names of :meth:`Composited.results`.
     """
@@ -209,7 +211,7 @@ def execute(composited: Composited, *, wheel: Path, traced: bool) -> tuple[Run, 
 def _launch(
     machine: Machine, program: NvidiaProgram, grid: tuple[int, int, int], values: tuple[Any, ...], shared_bytes: int
 ) -> None:
-    """Launches a program per tile, of a thread per pixel. Bytes are structures of words, all of them zero."""
+    """Launches one program per tile with one thread per pixel. `bytes` arguments are structures of zeros."""
     values = tuple(w for v in values for w in ((0,) * (len(v) // 4) if isinstance(v, bytes) else (v,)))
     kinds = "".join("?" if isinstance(v, bool) else "I" if isinstance(v, int) else "P" for v in values)
     plain = [v.data_ptr() if isinstance(v, Tensor) else 0 if v is None else v for v in values]

@@ -1,8 +1,8 @@
-"""The host and device time of a call of gsplat 1.5.3, packed, under the assumptions made for tsplat.
+"""The host and device time of a packed call of gsplat 1.5.3, under the same assumptions as for tsplat.
 
-Host: gsplat's own Python, from its wheel, over C++ functions that return tensors; their time does not count. Device:
-the recorded predictions for its compositing kernels. All its other kernels are assumed to cost what an operator does,
-and the least memory traffic that they can have, which favors gsplat.
+Host: gsplat's Python code from its wheel, with stand-ins for its C++ functions, whose time does not count. Device: the
+recorded predictions for its compositing kernels. Each other kernel is assumed to take the time of an operator, plus the
+minimum memory traffic that it can have, which favors gsplat.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from .scenes import LEAVES
 
 RECORDS = Path(__file__).parents[1] / "results" / "predicted" / "peers.jsonl"
 KERNELS = {"forward": 7, "backward": 3}
-"""Launches of gsplat's own kernels: projection (2), SH, intersection (2), offsets and compositing; and three backward.
-Without SH there is one less in each."""
+"""Number of launches of gsplat's kernels: projection (2), SH, intersection (2), offsets and compositing; and three in
+the backward pass. Without SH, each has one less."""
 IN_CPP = {"forward": ("cumsum", "_local_scalar_dense") * 2, "backward": ("zeros",) * 9}
-"""Operators that its C++ functions call, apart from the sort."""
+"""Operators that gsplat's C++ functions call, except the sort."""
 INTERSECTIONS = 30
-"""Intersections of the tiny scene."""
+"""Number of intersections of the tiny scene."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,10 @@ class Sizes:
 
 
 def stand_ins(sizes: Sizes) -> dict[str, Callable[..., Any]]:
-    """Returns functions in place of gsplat's C++, for one image. They allocate tensors of the shapes that it does, of
-    zeros, and of radii that are one."""
+    """Returns stand-ins for gsplat's C++ functions, for one image.
+
+    They return tensors of the same shapes, with zeros, except radii, which are one.
+    """
     nnz, width, height = sizes.nnz, sizes.width, sizes.height
     tiles = -(-height // TILE_SIZE), -(-width // TILE_SIZE)
 
@@ -114,7 +116,7 @@ def stand_ins(sizes: Sizes) -> dict[str, Callable[..., Any]]:
 
 @contextlib.contextmanager
 def peer_on_cpu(wheel: Path, functions: dict[str, Callable[..., Any]]) -> Iterator[Any]:
-    """Yields gsplat's module `rendering`, whose Python calls these functions in place of its C++."""
+    """Context manager that yields gsplat's module `rendering`, with `functions` in place of its C++ functions."""
     with mock.patch.object(sys, "path", [str(wheel), *sys.path]):
         wrapper = importlib.import_module("gsplat.cuda._wrapper")
         rendering = importlib.import_module("gsplat.rendering")
@@ -125,7 +127,7 @@ def peer_on_cpu(wheel: Path, functions: dict[str, Callable[..., Any]]) -> Iterat
 
 
 def measure(scene: dict[str, Any], wheel: Path, repeats: int = 200) -> Peer:
-    """Measures a call of gsplat's Python on a tiny scene like a given one: thread CPU time, the best of each phase."""
+    """Measures gsplat's Python code on a tiny scene like the given one: the minimum thread CPU time of each phase."""
     given = {name: value for name, value in tiny(scene).items() if name != "packed"}
     leaves = {name: given[name].clone().requires_grad_() for name in LEAVES}
     clock, functions = Clock(), stand_ins(Sizes(N, INTERSECTIONS, SIZE, SIZE))
@@ -167,7 +169,7 @@ def _undispatched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def traffic(n: int, nnz: int, intersections: int, tiles: int, coefficients: int) -> dict[str, int]:
-    """Returns the least bytes that gsplat's kernels other than compositing read and write, by phase."""
+    """Returns the minimum number of bytes that gsplat's kernels, except compositing, read and write, by phase."""
     shape, row = 4 * (3 + 4 + 3 + 1), 4 * (2 + 2 + 1 + 3) + 8 * 3
     harmonics = nnz * 4 * 3 * (coefficients + 2) if coefficients else 0
     listing = nnz * 2 * 4 * 5 + intersections * (12 + 8) + 4 * tiles
@@ -177,7 +179,7 @@ def traffic(n: int, nnz: int, intersections: int, tiles: int, coefficients: int)
 
 
 def lists(meta: dict[str, Any], width: int, height: int) -> tuple[int, int]:
-    """Returns the number of gsplat's intersections and of tiles, for the projected Gaussians of one image."""
+    """Returns the numbers of gsplat's intersections and of tiles, for the projected Gaussians of one image."""
     means2d, radii, depths = (meta[name].detach() for name in ("means2d", "radii", "depths"))
     starts, ids = gsplat_kernels.tile_lists(
         means2d.reshape(-1, 2), radii.reshape(-1, 2), depths.flatten(), width, height
@@ -194,7 +196,7 @@ def compositing_us(scene: str, gpu: str) -> float | None:
 
 
 def device_us(scene: dict[str, Any], peer: Peer, meta: dict[str, Any], compositing: float, gpu: str) -> float:
-    """Returns the predicted device time of a call of gsplat, from that of its compositing kernels."""
+    """Returns the predicted device time of a call of gsplat, given that of its compositing kernels."""
     width, height, n = scene["width"], scene["height"], len(scene["means"])
     intersections, tiles = lists(meta, width, height)
     sh = scene.get("sh_degree") is not None
@@ -210,5 +212,5 @@ def device_us(scene: dict[str, Any], peer: Peer, meta: dict[str, Any], compositi
 
 
 def launches(sh: bool) -> int:
-    """Returns the number of launches of gsplat's own kernels in a call."""
+    """Returns the number of launches of gsplat's kernels in a call."""
     return sum(KERNELS.values()) - 2 * (not sh)

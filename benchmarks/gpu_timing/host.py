@@ -1,7 +1,7 @@
-"""Time that Python takes for a training step on the host, measured on a tiny scene whose kernels cost next to nothing.
+"""Python's time for a training step on the host, measured on a tiny scene whose kernels take almost no time.
 
-All times are thread CPU time, the best of several repetitions. CPU tensors stand in for a GPU's, so that the cost of
-PyTorch's operators is that of their dispatch and of tiny tensors.
+All times are thread CPU time, the minimum of several repetitions. CPU tensors replace GPU tensors, so PyTorch's
+operators cost their dispatch and the work on tiny tensors.
 """
 
 import contextlib
@@ -29,27 +29,27 @@ from .counting import Step
 
 try:
     from tsplat.passes import arenas, replay_cache
-except ImportError:  # another commit, whose calls run the stages
+except ImportError:  # an earlier commit, whose calls always run the stages
     arenas = replay_cache = None  # type: ignore[assignment]
 
 REPLAYS = replay_cache is not None
 """Whether calls are replayed."""
 LAUNCH_US = 3.0
-"""Assumed: host time of a launch below Python, in CUDA's driver, or in PyTorch's C++ and the driver."""
+"""Assumed host time of a launch below Python, in PyTorch's C++ code and CUDA's driver."""
 N, SIZE = 20, 16
 """Number of Gaussians, and image size in pixels, of the tiny scene."""
 EMULATION = dict(races=False, uninitialized=False, first_touch=False)
 
 
 def forget() -> None:
-    """Forgets traced calls, as on another emulated GPU, and their arena: each answer would be as large."""
+    """Clears traced calls, as they belong to another emulated GPU, and their arena, which would enlarge each answer."""
     if replay_cache is not None:
         replay_cache.clear_caches()
         arenas._cached_scratch.clear()
 
 
 def replaying() -> contextlib.AbstractContextManager[Any]:
-    """Replays calls inside of the block although a mode counts operators."""
+    """Context manager in which calls are replayed although a mode counts operators."""
     return (
         mock.patch.object(replay_cache, "is_plain_call", return_value=True)
         if replay_cache
@@ -59,10 +59,11 @@ def replaying() -> contextlib.AbstractContextManager[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """Microseconds on the host, by phase.
+    """Time on the host in microseconds, by phase.
 
-    `python_us` are on the emulated driver, with its functions but without the kernels, whose results were recorded;
-    `launch_us` of a launch that does nothing; `cpu_us` on the CPU target, with its kernels.
+    `python_us` is measured on the emulated driver, with its functions, but with recorded results instead of kernels;
+    `launch_us` is the time of each launch with a driver that does nothing; `cpu_us` is measured on the CPU target,
+    including its kernels.
     """
 
     python_us: dict[str, float]
@@ -73,7 +74,7 @@ class Host:
 
 
 def tiny(scene: dict[str, Any]) -> dict[str, Any]:
-    """Returns a scene of 20 Gaussians at 16x16 pixels with the options and the kind of colors of another."""
+    """Returns a scene of 20 Gaussians at 16x16 pixels, with the options and the shape of colors of another scene."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -96,8 +97,10 @@ def tiny(scene: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def emulated_gpu(target: str = "sm_80") -> Iterator[Emulator]:
-    """Runs `backend="triton"` on an emulated GPU inside of the block. PyTorch sorts, and what a call needed is read
-    once the GPU is done with it, as on a GPU."""
+    """Context manager that runs `backend="triton"` on an emulated GPU.
+
+    As on a GPU, PyTorch sorts, and the needed capacities are read after the GPU has finished.
+    """
     with (
         tsplat_emulated(target, "sass", **EMULATION) as gpu,
         mock.patch.object(capacity, "_finish_checks"),
@@ -112,7 +115,7 @@ def _sort(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Clock:
-    """Measures phases in thread CPU time without what is excluded, and keeps the best of each."""
+    """Measures the thread CPU time of phases, without excluded functions, and keeps the minimum of each."""
 
     def __init__(self) -> None:
         self.best_us: dict[str, float] = {}
@@ -163,14 +166,14 @@ def _measure(scene: dict[str, Any], repeats: int) -> Host:
         clock.enter(name)
 
     with emulated_gpu():
-        for _ in range(3):  # counts, traces, replays; later ones take the memory that the first has needed
+        for _ in range(3):  # counts, traces, replays; later steps use the capacities of the first one
             step.run(enter)
         given = _given(step)
         called, answers = _recorded(step, lambda: phase, enter)
-        # The emulator need not know tensors by their address from now on, which takes longer than asking for it.
+        # From now on, the emulator does not record the addresses of tensors, which would take time.
         with mock.patch.object(torch.Tensor, "data_ptr", torch._C.TensorBase.data_ptr):
             with library().answering(answers) as begin:
-                # Commits before gpu_driver launch by Triton's driver, whose emulated launcher is Python in place of C.
+                # Earlier commits launch with Triton's driver, whose emulated launcher is in Python instead of C.
                 with mock.patch.object(Launcher, "__call__", clock.without(Launcher.__call__)):
                     for _ in range(repeats):
                         begin()
@@ -186,7 +189,7 @@ def _measure(scene: dict[str, Any], repeats: int) -> Host:
 def _recorded(
     step: Step, phase: Callable[[], str], enter: Callable[[str], None]
 ) -> tuple[list[str], list[tuple[int, int, int, bytes]]]:
-    """Runs a step on the emulator; returns the phase of each launch, and what the launches changed in memory."""
+    """Runs a step on the emulator. Returns the phase of each launch, and the memory that launches changed."""
     called: list[str] = []
     answers: list[tuple[int, int, int, bytes]] = []
     drivers = library()
@@ -213,7 +216,7 @@ def _recorded(
 
 
 def _changed(before: bytes | None, after: bytes) -> tuple[int, int]:
-    """Returns where what has changed begins and ends."""
+    """Returns the first and the last (exclusive) byte that has changed."""
     if before is None:
         return 0, len(after)
     changed = np.flatnonzero(np.frombuffer(before, np.uint8) != np.frombuffer(after, np.uint8))
@@ -221,7 +224,7 @@ def _changed(before: bytes | None, after: bytes) -> tuple[int, int]:
 
 
 def _given(step: Step) -> list[tuple[Any, int, dict[str, Any]]]:
-    """Returns the kernel, the number of programs and the arguments of each launch of a step."""
+    """Returns the kernel, the number of programs and the arguments of each launch in a step."""
     given: list[tuple[Any, int, dict[str, Any]]] = []
 
     def keep(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
@@ -251,7 +254,7 @@ def _do_nothing(*arguments: Any) -> None:
 
 
 def _function_calls(step: Step) -> dict[str, int]:
-    """Returns how many Python functions each phase calls, those of the emulator not counted."""
+    """Returns the number of Python functions that each phase calls, without those of the emulator."""
     calls: dict[str, int] = {}
     phase, inside = "", 0
     code = Launcher.__call__.__code__

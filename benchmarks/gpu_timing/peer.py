@@ -1,4 +1,4 @@
-"""Compares tsplat with a peer whose kernels the same emulator executes: `--peer` of the commands."""
+"""Comparison of tsplat with a peer, whose kernels the same emulator executes: the option `--peer`."""
 
 import argparse
 from pathlib import Path
@@ -13,20 +13,22 @@ from .scenes import Run, TsplatRun
 
 PEERS = ("gsplat",)
 DIFFERENCE_MAX = 1e-3
-"""Largest relative difference of images and gradients; see `differences`."""
+"""Maximum relative difference of images and gradients; see `differences`."""
 UNDECIDED = 1e-5
-"""Share of the values of an image where alpha of a Gaussian may be within rounding of the threshold."""
+"""Fraction of an image's values at which a Gaussian's alpha may equal the threshold up to rounding."""
 UNAVAILABLE = 3
 """Exit status if the peer's kernels cannot be obtained or compiled."""
 
 
 class DifferentError(Exception):
-    """A peer's images or gradients are not tsplat's."""
+    """A peer's images or gradients differ from tsplat's."""
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
     """Adds the option that chooses a peer."""
-    help = f"also execute the kernels of {gsplat_kernels.NAME}, and print ratios; needs nvcc, and downloads gsplat once"
+    help = (
+        f"also execute the kernels of {gsplat_kernels.NAME} and print ratios; requires nvcc, and downloads gsplat once"
+    )
     parser.add_argument("--peer", choices=PEERS, help=help)
 
 
@@ -47,7 +49,7 @@ def prepare(peer: str | None) -> Path | None:
 
 
 def execute(run: TsplatRun, wheel: Path, *, traced: bool) -> Run:
-    """Executes gsplat's kernels on what a run composited; prints how far the results differ."""
+    """Executes gsplat's kernels on the inputs of a run's compositing, and prints the difference of the results."""
     peer, result = gsplat_kernels.execute(run.composited, wheel=wheel, traced=traced)
     found = differences(run.composited.results(), result)
     name, largest = max(found.items(), key=lambda item: item[1])
@@ -65,7 +67,8 @@ def execute(run: TsplatRun, wheel: Path, *, traced: bool) -> Run:
 def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
     """Returns the largest difference of each output, relative to the peer's largest value.
 
-    The largest of an image are left out, as many as are `UNDECIDED`, unless they exceed the threshold of alpha.
+    For images, the largest differences are ignored, a fraction `UNDECIDED` of all values, unless they exceed the
+    threshold of alpha.
     """
     assert ours.keys() == theirs.keys()
 

@@ -1,4 +1,4 @@
-"""Ratios of what two implementations execute on the same scene."""
+"""Ratios of two implementations' counts on the same scene."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ RATIOS = {
     "ratio_store_sectors": ("sectors stored or updated", ("store_sectors", "atomic_sectors")),
     "ratio_predicted": ("predicted time", ("predicted_us",)),
 }
-"""Fields with tsplat's figure divided by the peer's: what they compare, and the fields of records that they sum."""
+"""Ratios of tsplat's figures to the peer's: what each compares, and the fields of records that it sums."""
 
 
 def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
-    """Returns tsplat's figures divided by a peer's, of two records of one pass; that of times only if they have any."""
+    """Returns tsplat's figures divided by a peer's, for two records of one pass; of times only if they have any."""
     return {
         ratio: sum(ours[field] for field in fields) / sum(theirs[field] for field in fields)
         for ratio, (_, fields) in RATIOS.items()

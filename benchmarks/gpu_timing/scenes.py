@@ -1,4 +1,4 @@
-"""The scenes whose compositing kernels are executed, forward and backward, on an emulated GPU."""
+"""Scenes whose compositing kernels are executed on an emulated GPU, forward and backward."""
 
 import argparse
 import contextlib
@@ -23,16 +23,16 @@ from emulator.timing.trace import Executed, Recorder
 from tsplat.data import SplatGradients, Splats
 
 TARGET = "sm_80"
-"""Target that is executed unless another is chosen, and that the timing model runs."""
+"""Default target, and the only one of the timing model."""
 TARGETS = (TARGET, "sm_90", "gfx942", "gfx1100")
 KERNELS = "tsplat.kernels.compositing"
-"""Beginning of the names of the modules whose kernels are executed for their cost."""
+"""Prefix of the names of modules whose kernels are counted."""
 LEAVES = ("means", "quats", "scales", "opacities", "colors")
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Files that scenes are made of."""
+    """Files of the scenes."""
 
     garden: Path = GARDEN
     kettle: Path = KETTLE
@@ -40,11 +40,12 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Composited:
-    """Inputs and outputs of the compositing of a scene, as other implementations need them.
+    """Inputs and outputs of the compositing of a scene, for other implementations.
 
-    `splats` have gathered colors [nnz, D]; `v_colors` [I, H, W, D] and `v_alphas` [I, H, W] are what `gradients` come
-    from. Colors of surfels are normals, colors, depth and distortion. `footprint` is "ellipse", or "ray" or "surfel",
-    with their shapes in place of conics. `cameras` are view matrices [C, 4, 4] and intrinsics [C, 3, 3].
+    `splats` have gathered colors [nnz, D]; `v_colors` [I, H, W, D] and `v_alphas` [I, H, W] are the gradients of images
+    from which `gradients` are computed. Colors of surfels are normals, colors, depth and distortion. `footprint` is
+    "ellipse", or "ray" or "surfel", which have other shapes in place of conics. `cameras` are view matrices [C, 4, 4]
+    and intrinsics [C, 3, 3].
     """
 
     splats: Splats
@@ -60,7 +61,7 @@ class Composited:
     cameras: tuple[Tensor, Tensor]
 
     def results(self) -> dict[str, Tensor]:
-        """Images and gradients by name, as far as other implementations have them."""
+        """Returns the images and gradients that other implementations have, too, by name."""
         v = self.gradients
         found = {"v_opacities": v.v_opacities, "alphas": self.alphas}
         if self.footprint == "surfel":
@@ -81,7 +82,7 @@ class Run:
 
     launches: list[Executed]
     list_lengths: list[int]
-    """Intersections of each tile."""
+    """Number of intersections of each tile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,7 @@ class TsplatRun(Run):
     """Executed compositing kernels of tsplat."""
 
     kept_bytes: int
-    """Bytes of the tensors that the forward pass keeps for the backward pass, its inputs not counted."""
+    """Bytes of the tensors that the forward pass saves for the backward pass, without its inputs."""
     composited: Composited
 
 
@@ -121,7 +122,7 @@ SCENES: dict[str, Callable[[Data], dict[str, Any]]] = {
     "garden-648x420-2dgs": lambda data: SCENES["garden-648x420"](data) | {"surfels": True},
 }
 """Scenes by name: 2,000 Gaussians at 96x64 with 3, 1, 16 and 64 channels; one tile with a list of 100 times the median
-length; a trained model; gsplat's garden; and two of these evaluated in 3D, and with 2D Gaussians."""
+length; a trained model; gsplat's garden; and two of them evaluated in 3D, or with 2D Gaussians."""
 
 
 def is_compositing(launch: Launch) -> bool:
@@ -131,7 +132,7 @@ def is_compositing(launch: Launch) -> bool:
 
 @contextlib.contextmanager
 def _captured() -> Iterator[dict[str, Any]]:
-    """Keeps what compositing gets and returns inside of the block, under the names of the fields of `Composited`."""
+    """Context manager that records inputs and outputs of compositing, by the names of the fields of `Composited`."""
     found: dict[str, Any] = {}
     kernels = importlib.import_module("tsplat.kernels")
     forward, backward = kernels.composite_fwd, kernels.composite_bwd
@@ -179,9 +180,9 @@ def execute(scene: dict[str, Any], *, traced: bool, target: str = TARGET) -> Tsp
             if isinstance(leaf, Tensor):
                 kept.pop(leaf.untyped_storage().data_ptr(), None)
         recorder.phase = "backward"
-        # Channel-major, as the gradient of l1_ssim_loss.
+        # Channel-major, like the gradient of l1_ssim_loss.
         v_colors = (2 * colors.detach()).movedim(-1, 1).contiguous().movedim(1, -1)
-        others = (alphas, *maps[:1], *maps[2:3])  # of surfels: normals, and distortion
+        others = (alphas, *maps[:1], *maps[2:3])  # for surfels, also normals and distortion
         torch.autograd.backward((colors, *others), (v_colors, *(torch.ones_like(t) for t in others)))
     starts = torch.cat([meta["isect_offsets"].flatten(), torch.tensor([meta["flatten_ids"].numel()])])
     composited = Composited(
@@ -197,7 +198,7 @@ def execute(scene: dict[str, Any], *, traced: bool, target: str = TARGET) -> Tsp
 
 
 def add_arguments(parser: argparse.ArgumentParser, chosen: tuple[str, ...] = ()) -> None:
-    """Adds the options that choose some of the scenes, by default of all."""
+    """Adds options that choose scenes, by default all."""
     names = list(chosen or SCENES)
     parser.add_argument("--scene", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--garden", type=Path, default=GARDEN, help="gsplat's test_garden.npz")
@@ -206,7 +207,7 @@ def add_arguments(parser: argparse.ArgumentParser, chosen: tuple[str, ...] = ())
 
 
 def available(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields names and arguments of the scenes that were asked for. Says which are skipped, as they have no data."""
+    """Yields the names and arguments of the chosen scenes. Prints which scenes are skipped for lack of data."""
     data = Data(options.garden, options.kettle)
     for name in options.scene:
         try:
@@ -218,7 +219,7 @@ def available(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]
 
 
 def chosen(options: argparse.Namespace, *, traced: bool, target: str = TARGET) -> Iterator[tuple[str, TsplatRun]]:
-    """Executes the scenes that were asked for; prints what they are. Scenes without data are skipped."""
+    """Executes the chosen scenes, and prints a description of each. Scenes without data are skipped."""
     for name, scene in available(options):
         run = execute(scene, traced=traced, target=target)
         lengths = np.array(run.list_lengths)

@@ -59,7 +59,7 @@ def test_name_of_a_proxy():
     assert "not a name of this computer" in checks.refuse(Request(page, Host="example.org"))
     assert "not a name of this computer" in checks.refuse(Request(page, Host="a." + own))
     for origin in ("https://example.org", "https://localhost", "null"):
-        assert "Other pages" in checks.refuse(Request(page, Host=own, Origin=origin))
+        assert "Pages of other origins" in checks.refuse(Request(page, Host=own, Origin=origin))
     assert "no valid token" in checks.refuse(Request("/", Host=own))
 
 
