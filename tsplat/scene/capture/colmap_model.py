@@ -1,7 +1,7 @@
-"""COLMAP models on disk: cameras, images and points3D, in binary or in text.
+"""Reads COLMAP models: cameras, images and points3D, as binary or text files.
 
-The layouts are those of COLMAP's documentation ("Output format"). Every count is checked against the size of its file
-before anything is allocated, and every value against what a camera, a pose or a point can be.
+COLMAP's documentation ("Output format") describes the layouts. Every count is checked against the size of its file
+before memory is allocated, and every value is checked to be plausible for a camera, a pose or a point.
 """
 
 import array
@@ -42,7 +42,7 @@ MODELS_BY_ID = {
     16: ("EUCM", 6),
     17: ("EQUIRECTANGULAR", 2),
 }
-"""COLMAP's id of a camera model -> its name and number of parameters."""
+"""COLMAP's camera model id -> name and number of parameters."""
 
 N_PARAMETERS = dict(MODELS_BY_ID.values())
 FILES = ("cameras", "images", "points3D")
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class ColmapCamera:
-    """A camera: COLMAP's name of its model, its size in pixels, and its parameters in COLMAP's order."""
+    """A camera: COLMAP's model name, size in pixels, and parameters in COLMAP's order."""
 
     model: str
     width: int
@@ -73,9 +73,9 @@ class ColmapCamera:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColmapImage:
-    """A registered image: its id, its path in the folder of images, and its world-to-camera rotation and translation.
+    """A registered image: its id, its path in the image folder, and its world-to-camera rotation and translation.
 
-    The rotation is wxyz, of unit norm; `point_ids` [O] int64 are those of the points observed in the image.
+    The rotation is a unit quaternion wxyz; `point_ids` [O] int64 are the ids of the points observed in the image.
     """
 
     image_id: int
@@ -90,8 +90,8 @@ class ColmapImage:
 class ColmapModel:
     """A COLMAP model: cameras by id, registered images in the order of the file, and points.
 
-    `point_ids` [P] are int64, `points` [P, 3] fp64 in the world frame, `colors` [P, 3] uint8 RGB; without a file of
-    points, P is 0. Notes say what is inconsistent, in one sentence each.
+    `point_ids` [P] are int64, `points` [P, 3] fp64 in the world frame, `colors` [P, 3] uint8 RGB; P is 0 if there is no
+    points file. Each note describes an inconsistency in one sentence.
     """
 
     cameras_file: Path
@@ -104,17 +104,17 @@ class ColmapModel:
 
 
 def has_model(folder: Path) -> bool:
-    """Returns whether a folder has any file of a COLMAP model."""
+    """Returns whether a folder contains any file of a COLMAP model."""
     return any((folder / f"{name}{suffix}").is_file() for name in FILES for suffix in SUFFIXES)
 
 
 def has_cameras(folder: Path) -> bool:
-    """Returns whether a folder has the cameras and the images of a COLMAP model, in one format."""
+    """Returns whether a folder contains the cameras and images of a COLMAP model in one format."""
     return any(all((folder / f"{name}{suffix}").is_file() for name in FILES[:2]) for suffix in SUFFIXES)
 
 
 def count_images(folder: Path) -> int:
-    """Returns the number of registered images of a model, from its file of images alone; 0 if that is damaged."""
+    """Returns the number of registered images, reading only the images file; 0 if it is damaged."""
     try:
         if not (folder / "images.bin").is_file():
             return sum(1 for _ in _text_images(folder / "images.txt", {}))
@@ -125,10 +125,10 @@ def count_images(folder: Path) -> int:
 
 
 def read_model(folder: Path) -> ColmapModel:
-    """Reads a model. Binary files are preferred if all three exist. The file of points may be missing.
+    """Reads a model. Binary files are preferred if all three exist. The points file is optional.
 
     Raises:
-        FileError: A file is missing, cut short or damaged, or has a value that no camera, pose or point can have.
+        FileError: A file is missing, truncated or damaged, or contains an implausible camera, pose or point.
     """
     suffix = _find_suffix(folder)
     header_counts: dict[str, int] = {}
@@ -179,7 +179,7 @@ def read_model(folder: Path) -> ColmapModel:
 def _find_suffix(folder: Path) -> str:
     """Returns the suffix of the files to read."""
     missing = {suffix: [name for name in FILES if not (folder / f"{name}{suffix}").is_file()] for suffix in SUFFIXES}
-    # The format of which more is there.
+    # The format with more existing files.
     suffix = min(SUFFIXES, key=lambda suffix: len(missing[suffix]))
     needed = [name for name in missing[suffix] if name in FILES[:2]]
     if not needed:
@@ -193,14 +193,14 @@ def _find_suffix(folder: Path) -> str:
 def _read_points(
     path: Path, header_counts: dict[str, int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
-    """Returns ids, positions and colors of the points; none if there is no file."""
+    """Returns ids, positions and colors of the points; empty if there is no file."""
     if not path.exists():
         return np.empty(0, np.int64), np.empty((0, 3)), np.empty((0, 3), np.uint8)
     return _binary_points(_Reader(path)) if path.suffix == ".bin" else _text_points(path, header_counts)
 
 
 class _Reader:
-    """Reads little-endian values from a file, which is read as a whole, and checks that they are there."""
+    """Reads little-endian values from the content of a file, and checks that it is long enough."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.content, self.position = path, read_file(path), 0
@@ -209,7 +209,7 @@ class _Reader:
         return FileError(f"{self.path}: {message}")
 
     def skip(self, size: int, what: str) -> int:
-        """Moves past `size` bytes and returns their first offset."""
+        """Skips `size` bytes and returns their offset."""
         start = self.position
         if size > len(self.content) - start:
             raise self.error(f"cut short or damaged: {what} needs {size} bytes, {len(self.content) - start} are left")
@@ -220,7 +220,7 @@ class _Reader:
         return struct.unpack_from(layout, self.content, self.skip(struct.calcsize(layout), what))
 
     def count(self, what: str, size: int) -> int:
-        """Reads a number of records of at least `size` bytes each."""
+        """Reads a count of records, which have at least `size` bytes each."""
         count = int(self.values("<Q", f"the number of {what}")[0])
         left = len(self.content) - self.position
         if count * size > left:
@@ -286,7 +286,8 @@ def _binary_points(reader: _Reader) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 
 def _lines(path: Path, header_counts: dict[str, int]) -> Iterator[tuple[int, bytes]]:
-    """Yields the number and content of each line that is not a comment; sets `header_counts` to the header's count."""
+    """Yields the number and content of each line that is not a comment; stores the count of the header in
+    `header_counts`."""
     with open_file(path) as file:
         for number in range(1, 1 << 62):
             line = file.readline(LINE_BYTES_MAX)
@@ -304,7 +305,7 @@ def _lines(path: Path, header_counts: dict[str, int]) -> Iterator[tuple[int, byt
 
 
 def _parse_lines(path: Path, parse: Callable[[Sequence[bytes], Path], T], header_counts: dict[str, int]) -> Iterator[T]:
-    """Parses every line that is not empty."""
+    """Yields the parsed nonempty lines."""
     for number, line in _lines(path, header_counts):
         if line:
             try:
@@ -344,7 +345,7 @@ def _text_camera(words: Sequence[bytes], path: Path) -> tuple[int, ColmapCamera]
 
 def _text_images(path: Path, header_counts: dict[str, int]) -> Iterator[ColmapImage]:
     header: list[bytes] = []
-    # The last image may lack its line of observations.
+    # The observation line of the last image may be missing.
     for number, line in itertools.chain(_lines(path, header_counts), [(0, b"")]):
         if not header:
             header = line.split(None, 9)

@@ -1,8 +1,8 @@
-"""The stages of structure-from-motion with COLMAP on the CPU: features, matches, and cameras.
+"""Runs the stages of structure-from-motion with COLMAP on the CPU: features, matches, and cameras.
 
-SIFT features, then incremental mapping (Schönberger and Frahm, "Structure-from-Motion Revisited", 2016). A vocabulary
-tree is built from features of the photographs themselves, as COLMAP's own would have to be downloaded. Each stage is a
-process, see ``colmap_process.py``.
+It uses SIFT features and incremental mapping (Schönberger and Frahm, "Structure-from-Motion Revisited", 2016). The
+vocabulary tree is built from features of the photographs, because COLMAP's own would have to be downloaded. Each stage
+runs in a separate process, see ``colmap_process.py``.
 """
 
 import collections
@@ -29,7 +29,8 @@ Mode = Literal["SINGLE", "PER_FOLDER", "PER_IMAGE"]
 Stage = Literal["frames", "features", "matches", "cameras"]
 
 OnStage = Callable[[Stage, int, int], None]
-"""Called with the stage, the amount done and the total: frames, photographs, pairs of photographs, photographs."""
+"""Called with the stage, the finished amount and the total. The unit depends on the stage: frames, photographs, pairs
+of photographs, photographs."""
 
 PROGRAM = Path(__file__).with_name("colmap_process.py")
 """The program that runs a stage."""
@@ -37,42 +38,43 @@ PROGRAM = Path(__file__).with_name("colmap_process.py")
 THREADS_MAX = 8
 
 MATCHING_BLOCK_SIZE = 5
-"""Photographs per block of exhaustive matching, whose progress is that of blocks."""
+"""Photographs per block of exhaustive matching; progress advances by blocks."""
 
 EXHAUSTIVE_PHOTOS, EXHAUSTIVE_FRAMES = 200, 30
-"""Most photographs, and frames of a video, of which all pairs are matched without being told to."""
+"""Maximum numbers of photographs, and of video frames, for which exhaustive matching is the default."""
 
 SIMILAR = 40
-"""Most similar photographs that each is matched with, found by the vocabulary tree."""
+"""Number of most similar photographs, by the vocabulary tree, that each photograph is matched with."""
 
 OVERLAP = 6
-"""Next frames of a video that each is matched with, besides those 8, 16, 32 frames later and so on."""
+"""Number of following frames that each video frame is matched with, besides the frames 8, 16, 32, ... later."""
 
 LOOP_PERIOD, LOOP_IMAGES = 5, 20
-"""Every so many frames of a video, one is also matched with so many that look most similar, wherever they are."""
+"""Loop closure in videos: every LOOP_PERIOD-th frame is also matched with the LOOP_IMAGES most similar frames."""
 
 TREE_WORDS, TREE_EMBEDDING, TREE_FEATURES = 2560, 64, 102_400
-"""Words of a vocabulary tree, values of an embedding, and features that it is built from: 40 of each per cluster."""
+"""Number of words of a vocabulary tree, length of an embedding, and number of features for building it: 40 per word."""
 
 SMALL_PIXELS, PEAK = 300_000, 0.002
-"""Pixels below which a photograph is small, and the contrast of its weakest features, 0.0067 in others. Small ones have
-few features, and matching them is fast."""
+"""Number of pixels below which a photograph is small, and the contrast threshold of features in small photographs; it
+is 0.0067 in others. Small photographs have few features, and matching them is fast."""
 
 POINTS_PER_IMAGE = 300
-"""Points for each registered photograph below which points that only two photographs show are added."""
+"""If a model has fewer points per registered photograph, points that only two photographs show are added."""
 
 POLL_SECONDS = 0.2
 """Interval of progress updates."""
 
 GROWTH_BYTES = 4 << 20
-"""Bytes by which the database must be able to grow where COLMAP fails, without which the disk is full."""
+"""After a failure of COLMAP, the disk counts as full if the database cannot grow by this number of bytes."""
 
 LOG_LINES = 200
-"""Last lines that COLMAP prints that are searched for a reason."""
+"""Number of last lines of COLMAP's output that are searched for the reason of a failure."""
 
 
 def choose_matching(n_images: int, in_order: bool) -> Matching:
-    """Returns which pairs to match: all if there are few photographs; in a video, each frame with those near it."""
+    """Chooses the default matching: exhaustive for few photographs, sequential for videos, otherwise the vocabulary
+    tree."""
     if n_images <= (EXHAUSTIVE_FRAMES if in_order else EXHAUSTIVE_PHOTOS):
         return "exhaustive"
     return "sequential" if in_order else "vocabulary-tree"
@@ -80,7 +82,7 @@ def choose_matching(n_images: int, in_order: bool) -> Matching:
 
 @dataclasses.dataclass(frozen=True)
 class Reconstruction:
-    """A model that COLMAP found: the names of its photographs, its number of points, and their mean error in pixels."""
+    """Description of a COLMAP model: photograph names, number of points, and mean reprojection error in pixels."""
 
     names: tuple[str, ...]
     points: int
@@ -88,11 +90,11 @@ class Reconstruction:
 
 
 class Pipeline:
-    """The stages of structure-from-motion, whose progress is reported.
+    """Runs the stages of structure-from-motion and reports their progress.
 
     Attributes:
-        features: Number of features of each photograph that COLMAP can read, by name, after :meth:`extract`.
-        matches: Number of photographs that each matches, by name, after :meth:`match`.
+        features: Name of each readable photograph -> number of its features, after :meth:`extract`.
+        matches: Name of each photograph -> number of photographs that it matches, after :meth:`match`.
         matching: Method by which pairs were chosen.
     """
 
@@ -110,20 +112,20 @@ class Pipeline:
         self._has_features_of_tree = False
 
     def extract(self, *, max_size: int, small: bool, mode: Mode, model: str, masks: Path | None) -> None:
-        """Extracts features of the photographs that have none yet.
+        """Extracts the features of photographs that have none yet.
 
-        `small` says whether photographs have fewer than :data:`SMALL_PIXELS`; `mode` which of them share a camera, of
-        COLMAP's `model`.
+        `small` says whether photographs have fewer than :data:`SMALL_PIXELS` pixels, `mode` which of them share a
+        camera, and `model` is COLMAP's camera model.
         """
         request = {"images": str(self.images), "masks": None if masks is None else str(masks), "mode": mode,
                    "model": model, "max_size": max_size, "peak": PEAK if small else None}  # fmt: skip
         counts = self._run("features", request, lambda _: self._count("keypoints"), self.n_images)
         self.features = counts["features"]
-        # With fewer, all pairs are matched in a minute.
+        # With fewer features, exhaustive matching takes less than a minute.
         self._has_features_of_tree = counts["descriptors"] >= TREE_FEATURES
 
     def match(self, matching: Matching) -> None:
-        """Matches photographs; all of them if there are too few features for a vocabulary tree."""
+        """Matches photographs; exhaustively if there are too few features for a vocabulary tree."""
         self.matching = matching if self._has_features_of_tree else "exhaustive"
         gaps = [gap for gap in (8, 16, 32, 64, 128, 256, 512, 1024) if gap < self.n_images]
         n, block, pairings = self.n_images, None, []
@@ -140,22 +142,22 @@ class Pipeline:
                 {"method": "sequential", "overlap": OVERLAP, "quadratic_overlap": False},
                 {"method": "sequential", **loops},
             ]
-            n_pairs = n * (OVERLAP + len(gaps)) + n // LOOP_PERIOD * LOOP_IMAGES  # or fewer
+            n_pairs = n * (OVERLAP + len(gaps)) + n // LOOP_PERIOD * LOOP_IMAGES  # an upper bound
         tree = {"words": TREE_WORDS, "features": TREE_FEATURES, "embedding": TREE_EMBEDDING} if pairings else None
         request = {"block": block, "pairings": pairings, "tree": tree}
         self.matches = self._run("matches", request, lambda _: self._count("two_view_geometries"), n_pairs)
 
     def reconstruct(self, folder: Path) -> list[Reconstruction]:
-        """Returns the models, the one with the most photographs first, which is written to a folder."""
+        """Computes the models, largest first by the number of photographs, and writes the first one to a folder."""
         request = {"images": str(self.images), "models": str(self.models), "best": str(folder)}
         models = self._run("cameras", request, lambda registered: registered, self.n_images)
         return [_reconstruction(entry) for entry in models]
 
     def add_points(self, model: Reconstruction, folder: Path) -> tuple[Reconstruction, str]:
-        """Adds the points to a model in a folder that COLMAP leaves out, as only two photographs show them, if it has
-        few. Returns the model, and a note if that fails, which leaves it as it is.
+        """Adds points that only two photographs show, which COLMAP leaves out, if a model in a folder has few points.
 
-        Training starts from a Gaussian for each point, and cameras stay as they are.
+        Training creates a Gaussian for each point. Cameras do not change. Returns the model, and a note if adding
+        points failed, in which case the model is unchanged.
         """
         if model.points >= POINTS_PER_IMAGE * len(model.names):
             return model, ""
@@ -165,7 +167,7 @@ class Pipeline:
             extended = _reconstruction(self._run("points", request, lambda _: len(model.names), self.n_images))
         except FileError as error:
             return model, f"added no points of two photographs: {error}"
-        # If COLMAP finds fewer, or none, they were good enough before.
+        # If COLMAP finds no additional points, the first model is kept.
         if extended.points <= model.points or set(extended.names) != set(model.names):
             return model, ""
         shutil.rmtree(folder)
@@ -182,9 +184,9 @@ class Pipeline:
         return 0
 
     def _run(self, name: str, request: dict[str, Any], done: Callable[[int], int], total: int) -> Any:
-        """Runs a stage and returns its result. `done` returns its progress, given the number of registered photographs.
+        """Runs a stage and returns its result. `done` converts the number of registered photographs to progress.
 
-        Raises FileError if COLMAP fails or aborts. An interrupt ends the process.
+        Raises FileError if COLMAP fails or aborts. An interrupt ends the stage's process.
         """
         stage: Any = "cameras" if name == "points" else name
         command = [sys.executable, "-P", str(PROGRAM)]
@@ -198,7 +200,7 @@ class Pipeline:
         return answer["result"]
 
     def _error(self, stage: str, answer: dict[str, Any], returncode: int, log: Sequence[str]) -> Exception:
-        """Returns the error of a stage that has no result."""
+        """Returns the error to raise for a stage without a result."""
         if answer.get("type") == "MemoryError":
             return MemoryError(answer["error"])
         if answer.get("type") in ("ImportError", "ModuleNotFoundError"):
@@ -219,12 +221,12 @@ class Pipeline:
 
 
 class _StageProcess:
-    """The process of a stage, which is killed at the end of the block, and its answers.
+    """The process of a stage; a context manager that kills it at the end.
 
     Attributes:
-        registered: The last number of registered photographs that it sent.
-        answer: Its last answer; empty if it ended without one.
-        log: The last lines that it printed.
+        registered: Number of registered photographs that the process last sent.
+        answer: Last answer of the process; empty if it ended without one.
+        log: Last lines that the process printed.
     """
 
     def __init__(self, command: Sequence[str], request: dict[str, Any]) -> None:
@@ -237,7 +239,7 @@ class _StageProcess:
         for reader in self._readers:
             reader.start()
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its exit status says more
+        with contextlib.suppress(BrokenPipeError):  # the exit status explains the failure
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -260,7 +262,7 @@ class _StageProcess:
         return self._process.wait()
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether the process has ended, after waiting for it for some time."""
+        """Waits up to a number of seconds, and returns whether the process has ended."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -270,7 +272,7 @@ class _StageProcess:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with contextlib.suppress(ValueError):  # cut off
+            with contextlib.suppress(ValueError):  # an incomplete line
                 answer = json.loads(line)
                 if isinstance(answer, list):
                     self.registered = answer[0]
@@ -288,7 +290,8 @@ def _reconstruction(entry: dict[str, Any]) -> Reconstruction:
 
 
 def _reason(log: Sequence[str]) -> str:
-    """Returns what COLMAP printed before it aborted: a fatal error of its log, or an exception of C++; else nothing."""
+    """Returns the reason that COLMAP printed before it aborted: a fatal log message or a C++ exception; else an empty
+    string."""
     for pattern in (r"F\d{8} .*?\] (.*)", r"what\(\): +(.*)"):
         for line in log:
             match = re.match(pattern, line)
@@ -298,12 +301,12 @@ def _reason(log: Sequence[str]) -> str:
 
 
 def _is_full(database: Path) -> bool:
-    """Returns whether a database cannot grow, as on a full disk, which COLMAP and SQLite do not report."""
+    """Returns whether a database cannot grow, for example on a full disk, which COLMAP and SQLite do not report."""
     size = database.stat().st_size if database.exists() else 0
     probe = database.with_name("probe")
     try:
         with open(probe, "wb") as file:
-            file.truncate(size + GROWTH_BYTES)  # the size of files may be limited
+            file.truncate(size + GROWTH_BYTES)  # fails if the file size is limited
             file.write(bytes(GROWTH_BYTES))
     except OSError as error:
         return error.errno in FULL

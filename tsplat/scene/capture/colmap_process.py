@@ -1,9 +1,10 @@
-"""Runs one stage of COLMAP in a process of its own: ``python colmap_process.py``. Imports nothing of tsplat.
+"""Runs one stage of COLMAP in a separate process: ``python colmap_process.py``. Does not import tsplat.
 
-COLMAP aborts if it cannot continue, as on a full disk, and its libraries clash with those of others: imported
-first, it makes Pillow crash. The request is a line of JSON on standard input, the name of a stage and its arguments.
-Each line of standard output is JSON: ``[n]``, the photographs registered so far; last ``{"result": ...}``, or
-``{"error": ..., "type": ...}``. The process ends when its standard input does, as when the one that started it dies.
+COLMAP aborts the process on errors such as a full disk, and its libraries conflict with others: if it is imported
+first, Pillow crashes. The request is a line of JSON on standard input with the name of a stage and its arguments. Each
+line of standard output is JSON: ``[n]`` with the number of registered photographs so far, and last ``{"result": ...}``
+or ``{"error": ..., "type": ...}``. The process ends when its standard input is closed, also because the parent process
+dies.
 """
 
 import contextlib
@@ -24,8 +25,8 @@ def features(
     _send: Send, *, database: str, images: str, masks: str | None, mode: str, model: str, max_size: int,
     peak: float | None, threads: int, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Extracts features of photographs that have none yet. Returns the number of features of each that can be read, and
-    of all."""
+    """Extracts the features of photographs that have none yet. Returns the number of features of each readable
+    photograph, and their total."""
     import pycolmap
 
     pycolmap.set_random_seed(seed)
@@ -50,11 +51,11 @@ def matches(
     _send: Send, *, database: str, seed: int, threads: int, block: int | None, pairings: list[dict[str, Any]],
     tree: dict[str, int] | None,
 ) -> dict[str, int]:  # fmt: skip
-    """Matches all pairs in blocks of photographs, or the pairs of each pairing. Returns how many photographs each
-    matches.
+    """Matches all pairs in blocks of photographs, or the pairs of each pairing.
 
-    `pairings` have options of COLMAP and ``method``: sequential or vocabulary-tree. `tree` are the numbers of words and
-    features and the length of an embedding of a tree that is built first, where one is needed.
+    Returns the number of photographs that each photograph matches. Each pairing has COLMAP's options and a ``method``,
+    sequential or vocabulary-tree. `tree` has the number of words, the number of features and the embedding length of
+    the vocabulary tree, which is built first if needed.
     """
     import pycolmap
 
@@ -92,7 +93,8 @@ def matches(
 
 
 def build_tree(database: Path, path: Path, *, words: int, features: int, embedding: int, threads: int) -> None:
-    """Writes a vocabulary tree of so many words, clusters of about as many features of each photograph."""
+    """Builds and writes a vocabulary tree with `words` words from about equal numbers of features of each
+    photograph."""
     import pycolmap
 
     parts = []
@@ -113,7 +115,7 @@ def build_tree(database: Path, path: Path, *, words: int, features: int, embeddi
 def cameras(
     send: Send, *, database: str, images: str, models: str, best: str, threads: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Computes models, and writes the one with the most photographs to `best`. Returns their descriptions, that one
+    """Computes models, and writes the one with the most photographs to `best`. Returns descriptions of all, the best
     first."""
     import pycolmap
 
@@ -143,7 +145,7 @@ def cameras(
 
 
 def _seeded_options(threads: int, seed: int) -> Any:
-    """Returns options of COLMAP's incremental mapping, after seeding all of its random numbers."""
+    """Returns options of COLMAP's incremental mapping, after seeding all its random number generators."""
     import pycolmap
 
     pycolmap.set_random_seed(seed)
@@ -155,7 +157,8 @@ def _seeded_options(threads: int, seed: int) -> Any:
 def points(
     _send: Send, *, database: str, images: str, start: str, result: str, threads: int, seed: int
 ) -> dict[str, Any]:
-    """Triangulates a model again, with points that only two photographs show, and writes it to the folder `result`."""
+    """Triangulates a model again, including points that only two photographs show, and writes it to the folder
+    `result`."""
     import pycolmap
 
     options = _seeded_options(threads, seed)
@@ -170,7 +173,7 @@ def points(
 
 
 def write(model: Any, folder: str) -> None:
-    """Writes a model to a folder, in binary."""
+    """Writes a model to a folder in binary format."""
     os.makedirs(folder, exist_ok=True)
     model.write_binary(folder)
 
@@ -188,7 +191,7 @@ STAGES: dict[str, Callable[..., Any]] = {
 
 
 def end_with_input() -> None:
-    """Ends this process when its standard input ends."""
+    """Ends this process when its standard input is closed."""
     while os.read(0, 1024):
         pass
     os._exit(1)
@@ -196,9 +199,9 @@ def end_with_input() -> None:
 
 def main() -> None:
     """Runs the stage that standard input names."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the process that started this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     answers = open(os.dup(1), "wb")  # noqa: SIM115
-    os.dup2(2, 1)  # what COLMAP prints is no answer
+    os.dup2(2, 1)  # redirect COLMAP's output to stderr, so that stdout contains only answers
 
     def send(value: Any) -> None:
         answers.write(json.dumps(value).encode() + b"\n")
@@ -213,7 +216,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pycolmap's handler prints a stack trace
         pycolmap.logging.minloglevel = pycolmap.logging.FATAL.value
         answer = {"result": STAGES[request.pop("stage")](send, **request)}
-    # pycolmap passes on C++ exceptions of many types.
+    # pycolmap raises C++ exceptions of many types.
     except Exception as error:
         answer = {"error": str(error) or type(error).__name__, "type": type(error).__name__}
     send(answer)

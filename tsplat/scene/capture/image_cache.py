@@ -1,4 +1,4 @@
-"""Photographs that are read when they are used: a bounded cache, which threads fill ahead of training."""
+"""A bounded cache of photographs that are read on demand; threads prefetch them during training."""
 
 import collections
 import dataclasses
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 BYTES_MAX = 1 << 30
-"""Images of more bytes together are read when they are used, and those that are kept have at most as many."""
+"""If all images together take more bytes, they are read on demand; this is also the size of the cache."""
 
 WORKERS_MAX = 8
 
@@ -22,10 +22,10 @@ Pixels = tuple[Tensor, Tensor | None]
 
 
 class ImageCache:
-    """Keeps the images that were used most recently, and reads others in threads.
+    """Keeps the most recently used images, and reads others in threads.
 
     Args:
-        bytes_max: Maximum size of all images that are kept, including those that are being read.
+        bytes_max: Maximum total size of cached images, including images that are being read.
 
     Attributes:
         waited: Seconds that callers of :meth:`get` have waited for images.
@@ -39,11 +39,11 @@ class ImageCache:
         self._bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are empty caches of the same size."""
+        """Makes copies and pickles empty caches of the same size."""
         return ImageCache, (self.bytes_max,)
 
     def start(self, pixels: "CachedPixels") -> Future[Pixels]:
-        """Starts to read an image unless it is in the cache, and makes it the last one to be dropped."""
+        """Starts to read an image unless it is in the cache, and marks it as most recently used."""
         with self._lock:
             pending = self._kept.get(pixels.key)
             if pending is None:
@@ -55,7 +55,7 @@ class ImageCache:
         return pending[0]
 
     def prefetch(self, upcoming: Iterable["CachedPixels"]) -> None:
-        """Starts to read what is used next, in this order, up to half of the size of the cache."""
+        """Starts to read upcoming images in this order, up to half of the cache size."""
         left = self.bytes_max // 2
         for pixels in upcoming:
             left -= pixels.n_bytes
@@ -64,7 +64,7 @@ class ImageCache:
             self.start(pixels)
 
     def get(self, pixels: "CachedPixels") -> Pixels:
-        """Returns an image, when it is read; raises what reading it does."""
+        """Returns an image after waiting for it to be read; raises the error of reading it."""
         future = self.start(pixels)
         if future.done():
             return future.result()
@@ -77,14 +77,14 @@ class ImageCache:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachedPixels:
-    """The image and the mask of a view, in a cache.
+    """The image and the mask of a view, read through a cache.
 
     Attributes:
-        cache: Cache that keeps them.
+        cache: The cache.
         key: Key of the image in the cache.
         size: Width and height in pixels.
-        read: Reads them.
-        device: Device of what :meth:`get` returns.
+        read: Function that reads the image and the mask.
+        device: Device of the tensors that :meth:`get` returns.
     """
 
     cache: ImageCache
@@ -95,7 +95,7 @@ class CachedPixels:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the image and a mask."""
+        """Size of the image and a mask in bytes."""
         return 4 * self.size[0] * self.size[1]
 
     def get(self) -> Pixels:
@@ -104,5 +104,5 @@ class CachedPixels:
         return image.to(self.device), None if mask is None else mask.to(self.device)
 
     def to(self, device: torch.device | str) -> "CachedPixels":
-        """Returns them on another device; the cache stays in memory of the CPU."""
+        """Returns a copy for another device; the cache stays in CPU memory."""
         return dataclasses.replace(self, device=device)

@@ -1,4 +1,4 @@
-"""Points that training starts from instead of sparse points: those of a point cloud, or random ones."""
+"""Initial points for training instead of sparse points: from a point cloud file, or drawn at random."""
 
 import dataclasses
 import math
@@ -22,22 +22,22 @@ N_RANDOM = 20_000
 """Default number of random points."""
 
 BLENDER_HALF_SIZE, BLENDER_DISTANCE = 1.3, 4.0311289
-"""The synthetic NeRF scenes lie in the box [-1.3, 1.3]^3, at this distance from all of their cameras."""
+"""The synthetic NeRF scenes lie in the box [-1.3, 1.3]^3, and all cameras have this distance from its center."""
 
 Bounds = Callable[[Sequence[Camera]], tuple[Tensor, Tensor]]
-"""Returns the corners [3] fp64 of a box that suits cameras."""
+"""Returns the corners [3] fp64 of the box for random points, given the cameras."""
 
 DrawPoints = Callable[[Sequence[Camera]], Tensor]
-"""Returns points [P, 3] fp64 in the frame of cameras."""
+"""Returns points [P, 3] fp64 in the frame of the given cameras."""
 
 
 class InitialPoints(NamedTuple):
-    """Points that training starts from.
+    """Initial points for training.
 
     Attributes:
-        positions: [P, 3] fp64 in the frame of the files; or a function that draws them in the frame of cameras.
+        positions: [P, 3] fp64 in the frame of the files; or a function that draws them in the frame of given cameras.
         colors: [P, 3] RGB in [0, 1].
-        notes: Notes on them, one sentence each.
+        notes: Notes about the points, one sentence each.
     """
 
     positions: Tensor | DrawPoints
@@ -50,7 +50,7 @@ class InitialPoints(NamedTuple):
 
 
 def read_points(path: Path) -> InitialPoints:
-    """Reads the points of a PLY, or of a LAS, LAZ or E57 file. Colors that are not finite become gray."""
+    """Reads the points of a PLY, LAS, LAZ or E57 file. Non-finite colors become gray."""
     notes: list[str] = []
     points, colors = read_point_cloud(path, warn=notes.append)
     far = (points.abs() > COORDINATE_MAX).any(-1)
@@ -63,11 +63,11 @@ def read_points(path: Path) -> InitialPoints:
 
 
 def replace_points(capture: Capture, path: str | os.PathLike[str]) -> Capture:
-    """Returns a capture whose points are those of a file.
+    """Replaces the initial points of a capture by the points of a file.
 
     Args:
-        capture: As :func:`read_capture` returns it, in any frame.
-        path: PLY, LAS, LAZ or E57 file of points in the frame of the files of the capture, which are moved to that of
+        capture: A capture returned by :func:`read_capture`, in any frame.
+        path: PLY, LAS, LAZ or E57 file with points in the frame of the capture's files. They are moved to the frame of
             the capture in double precision.
 
     Raises:
@@ -83,7 +83,7 @@ def replace_points(capture: Capture, path: str | os.PathLike[str]) -> Capture:
 
 
 def random_points(bounds: Bounds, n: int, seed: int, reason: str) -> InitialPoints:
-    """Returns n gray points that are drawn uniformly in the box of cameras, with a note of the reason."""
+    """Returns n gray points drawn uniformly in the box that `bounds` gives, with a note that states the reason."""
 
     def draw(cameras: Sequence[Camera]) -> Tensor:
         low, high = bounds(cameras)
@@ -95,9 +95,9 @@ def random_points(bounds: Bounds, n: int, seed: int, reason: str) -> InitialPoin
 
 
 def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
-    """Returns the corners [3] of the box of a synthetic NeRF scene, at the point that its cameras look at.
+    """Returns the corners [3] of the box of a synthetic NeRF scene around the point that its cameras look at.
 
-    Cameras that are far from the others do not count.
+    Outlier cameras are ignored.
     """
     positions = torch.stack([camera.position for camera in cameras])
     axes = torch.stack([camera.viewmat[2, :3] for camera in cameras])
@@ -109,17 +109,17 @@ def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
     if center is None:
         return bounds(cameras)
     distance = float((positions - center).norm(dim=-1).median())
-    # A power of two and its multiples, so that the published scenes have the published box.
+    # Rounding to a power of two gives the published scenes exactly the published box.
     unit = 2.0 ** round(math.log2(distance / BLENDER_DISTANCE)) if distance > 0 else 1.0
     center = unit * (center / unit + 0.5).floor()
     return center - unit * BLENDER_HALF_SIZE, center + unit * BLENDER_HALF_SIZE
 
 
 def bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
-    """Returns the corners [3] of a box around cameras and the points ahead of them, as far as the cameras are apart.
+    """Returns the corners [3] of a box around the cameras and the points ahead of them at the distance of the cameras'
+    extent.
 
-    Panoramas look in all directions. Cameras that are far from the others do not count. The box of cameras at one
-    place has a size of 1.
+    Panoramas look in all directions. Outlier cameras are ignored. If all cameras have the same position, the size is 1.
     """
     poses = torch.stack([camera.viewmat for camera in cameras])
     positions = centers(poses)

@@ -1,10 +1,10 @@
-"""Lens distortion: intrinsics with distortion, and undistortion to pinhole images or equidistant fisheye images.
+"""Lens distortion: intrinsics with distortion, and undistortion to pinhole or equidistant fisheye images.
 
 Panoramas have no distortion, and are never resampled.
 
-The models are COLMAP's OPENCV (radial and tangential distortion), of which SIMPLE_RADIAL and RADIAL are special cases,
-OPENCV_FISHEYE (Kannala and Brandt, 2006), and those of ``colmap_lenses``. pycolmap computes pinhole cameras. Images are
-sampled bilinearly.
+The supported models are COLMAP's OPENCV (radial and tangential distortion), of which SIMPLE_RADIAL and RADIAL are
+special cases; OPENCV_FISHEYE (Kannala and Brandt, 2006); and the models of ``colmap_lenses``. pycolmap computes the
+pinhole cameras of undistorted images. Images are sampled bilinearly.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ Array = npt.NDArray[Any]
 Angle = TypeVar("Angle", float, Array, Tensor)
 
 CHUNK_PIXELS = 1 << 20
-"""Pixels sampled at a time, which limits the memory that large images need."""
+"""Number of pixels that are sampled at a time, which limits the memory for large images."""
 
 MAP_PIXELS_MAX = 1 << 25
-"""Images with more pixels have no stored map of sources; it is computed again for each image."""
+"""For images with more pixels, the undistortion map is not stored but computed for each image."""
 
 SIZE_MAX = 1_000_000
 FOCAL_RATIOS = (1e-3, 1e5)
@@ -42,19 +42,19 @@ CENTER_RATIO_MAX = 2.0
 """Maximum distance of the principal point from the image, in units of the image's width and height."""
 
 ASPECT_MAX = 2.0
-"""Ratio of the focal lengths from which on a lens is doubtful."""
+"""Ratio of the focal lengths above which a lens is doubtful."""
 
 ANGLE_TOLERANCE = 1e-3
-"""Relative error of the angles of a panorama, as those of numbers that were rounded."""
+"""Tolerance for the angles of a panorama relative to 360 and 180 degrees, for rounded numbers."""
 
 COEFFICIENT_MIN = 1e-30
-"""Coefficients of the distortion with a smaller magnitude are zero."""
+"""Distortion coefficients with a smaller magnitude count as zero."""
 
 SKEW_MAX = 0.1
 """Maximum of the skew, relative to the focal length."""
 
 DISTORTION_MAX = 100.0
-"""Maximum of a term of the distortion at the image's corner, relative to 1."""
+"""Maximum of each distortion term at the image corner."""
 
 COLMAP_MODELS: dict[str, CameraModel] = {
     "FULL_OPENCV": "pinhole",
@@ -65,46 +65,47 @@ COLMAP_MODELS: dict[str, CameraModel] = {
     "THIN_PRISM_FISHEYE": "fisheye",
     "RAD_TAN_THIN_PRISM_FISHEYE": "fisheye",
 }
-"""Models of ``colmap_lenses`` -> the model that their images are undistorted to, unless they are wide."""
+"""Model of ``colmap_lenses`` -> model of the undistorted images, unless the lens is wide."""
 
 PINHOLE_SHARE_MIN, PINHOLE_SCALE_MIN = 0.75, 0.6
-"""Share of the pixels of a photograph that a pinhole image has to show, and its scale in the middle; otherwise the
-photograph becomes an equidistant fisheye image."""
+"""Minimum share of a photograph's pixels that the pinhole image shows, and its minimum scale in the center; otherwise
+the photograph becomes an equidistant fisheye image."""
 
 FISHEYE_SHARE = 0.9
-"""Share of the pixels with a direction that an equidistant fisheye image of ``colmap_lenses`` shows at least."""
+"""Minimum share of the valid pixels that an equidistant fisheye image of a ``colmap_lenses`` model shows."""
 
 ZOOMS = 16
-"""Zooms between that of no empty borders and that of the whole photograph, of which the largest with this share is
-taken."""
+"""Number of zoom factors between the one without empty borders and the one that shows the whole photograph. The largest
+that reaches FISHEYE_SHARE is used."""
 
 FIT_PIXELS = 0.05
-"""Maximum distance in pixels between a lens and the fisheye polynomial that takes its place."""
+"""Maximum error in pixels of a fisheye polynomial that replaces a lens."""
 
 FIT_SAMPLES, RADII, CELLS = 512, 8192, 96
-"""Angles at which a polynomial is fitted, radii at which a lens may end, and cells along a side of an image by which
-areas are measured."""
+"""Number of angles at which a polynomial is fitted, number of candidate radii for the end of a lens, and number of
+cells per image side for measuring areas."""
 
 SHOWN_SIDE = 512
-"""Pixels along each side at which it is counted which share of a photograph a lens of the rasterizer shows."""
+"""Image size at which the share of a photograph that a lens of the rasterizer shows is measured."""
 
 PROBES = ((0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.0, 0.5), (0.0, -0.5))
-"""Positions at which a lens has to be invertible, in units of the image's size from the principal point."""
+"""Positions at which a lens must be invertible, relative to the principal point in units of the image size."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lens:
-    """Camera intrinsics with distortion, which have to be finite.
+    """Camera intrinsics with distortion; all values are finite.
 
     Attributes:
         width, height: Image size in pixels, to which the other values refer.
-        fx, fy, cx, cy: Focal lengths and principal point in pixels; pixel centers lie at +0.5.
-            For panoramas, `fx` and `fy` are pixels per radian of longitude and latitude.
-        distortion: OpenCV's k1, k2, p1, p2, and of its rational model k3 to k6 as well; of fisheye cameras k1 to k4.
-        model: ``"pinhole"``, ``"fisheye"`` or ``"equirectangular"``, the model without distortion.
-        colmap: COLMAP's name and parameters of a lens of :data:`COLMAP_MODELS`; `distortion` is then zero.
-        skew: Pixels by which a distorted point is moved along x for each focal length that it is below the principal
-            point. Photographs of such lenses are always resampled.
+        fx, fy, cx, cy: Focal lengths and principal point in pixels; pixel centers lie at +0.5. For panoramas, `fx` and
+            `fy` are pixels per radian of longitude and latitude.
+        distortion: OpenCV's k1, k2, p1, p2, optionally with k3 to k6 of its rational model; k1 to k4 for fisheye
+            cameras.
+        model: Model without distortion: ``"pinhole"``, ``"fisheye"`` or ``"equirectangular"``.
+        colmap: Name and parameters of a lens of :data:`COLMAP_MODELS`; `distortion` is then zero.
+        skew: Shift along x in pixels per focal length that a distorted point lies below the principal point.
+            Photographs of such lenses are always resampled.
     """
 
     width: int
@@ -129,7 +130,7 @@ class Lens:
 
     @property
     def problem(self) -> str | None:
-        """Describes a value that no real camera has, as "expected .., found .."; None for a plausible camera."""
+        """Describes an implausible value, as "expected .., found .."; None for a plausible camera."""
         size = max(self.width, self.height)
         if min(self.width, self.height) < 1 or size > SIZE_MAX:
             return f"width and height: expected 1 to {SIZE_MAX} pixels, found {self.width}×{self.height}"
@@ -157,13 +158,13 @@ class Lens:
         return None
 
     def checked(self, where: str, advice: str = "") -> "Lens":
-        """Returns the lens; raises FileError if it has a :attr:`problem`, a message that begins with `where`."""
+        """Returns the lens; raises a FileError that begins with `where` if it has a :attr:`problem`."""
         if self.problem is not None:
             raise FileError(f"{where}: {self.problem}{f'; {advice}' if advice else ''}")
         return self
 
     def _problem_of_panorama(self) -> str | None:
-        """Describes a panorama that shows more than there is, as "expected .., found .."; None for others."""
+        """Describes a panorama with more than 360 by 180 degrees, as "expected .., found .."; None for others."""
         turn, top, bottom = (math.degrees(angle) for angle in (
             self.width / self.fx, -self.cy / self.fy, (self.height - self.cy) / self.fy
         ))  # fmt: skip
@@ -177,7 +178,7 @@ class Lens:
 
     @property
     def doubt(self) -> str | None:
-        """Describes a value that few real cameras have; None for a usual camera."""
+        """Describes an unusual value that is probably wrong; None for a usual camera."""
         if not (0 < self.cx < self.width and 0 < self.cy < self.height):
             found = f"({self.cx:g}, {self.cy:g}) of {self.width}×{self.height} pixels"
             return f"the principal point is not inside of the image, {found}"
@@ -196,7 +197,7 @@ class Lens:
 
     @property
     def undistorted(self) -> "Lens":
-        """The lens without distortion."""
+        """Returns the lens without distortion."""
         return dataclasses.replace(self, distortion=(0.0, 0.0, 0.0, 0.0), colmap=None, skew=0.0)
 
     def distorted(self, points: Tensor) -> Tensor:
@@ -214,8 +215,8 @@ class Lens:
     def project(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projects points [P, 3] of the camera frame through the lens with a focal length of 1.
 
-        Returns positions [Q, 2], depths [Q] and rows [Q] of those that have any. The depth is z; of panoramas it is the
-        distance.
+        Returns the positions [Q, 2], depths [Q] and row indices [Q] of the visible points. Depth is z, or the distance
+        for panoramas.
         """
         if self.model != "equirectangular":
             rows = (points[:, 2] > 0).nonzero()[:, 0]
@@ -229,7 +230,8 @@ class Lens:
         return torch.stack([longitudes, latitudes], -1), points[rows].norm(dim=-1), rows
 
     def shown(self, width: int, height: int) -> Tensor:
-        """Returns a mask of the pixels that the unscented transform can reach, of an image of another size. [H, W]"""
+        """Returns a mask [H, W] of the pixels that the rasterizer's lens model can reach, for an image of another
+        size."""
         if self.model == "fisheye":
             reach = _distorted_angle(_largest_angle(self.distortion), self.distortion)
         elif len(self.distortion) == 8:
@@ -244,7 +246,8 @@ class Lens:
         return torch.hypot(x[None, :], y[:, None]) < reach
 
     def _rational_reach(self) -> float:
-        """Returns the distorted radius at which the rational model turns back, or its factor gets too small."""
+        """Returns the distorted radius at which the rational model stops increasing, or its factor becomes too
+        small."""
         _, radii = _border(self)
         radius = np.linspace(0, 1.01 * radii.max() / LENS_GAIN_MIN, RADII + 1)[1:]
         with np.errstate(all="ignore"):
@@ -263,10 +266,10 @@ class Lens:
 
 
 class Undistortion:
-    """Resamples distorted images to pinhole images, or to equidistant fisheye images, of the same size.
+    """Resamples distorted images to pinhole or equidistant fisheye images of the same size.
 
-    The field of view is the largest one without empty borders. If the distortion is so strong that there is none,
-    pixels without a source are black, as are those of a fisheye image at 90 degrees from the optical axis and more.
+    The field of view is the largest one without empty borders. If the distortion is too strong for that, pixels without
+    a source are black. So are pixels of a fisheye image at 90 degrees or more from the optical axis.
 
     Attributes:
         K: [3, 3] fp64, intrinsics of the undistorted images in pixels.
@@ -278,7 +281,7 @@ class Undistortion:
         self.K = distortion.undistorted.intrinsics(width, height)
         self._distortion, self._scale = distortion, np.array([width / lens.width, height / lens.height])
         is_stored = width * height <= MAP_PIXELS_MAX
-        # [H, W, 2] position of each undistorted pixel in the distorted image, in pixels.
+        # [H, W, 2] positions of undistorted pixels in the distorted image, in pixels.
         self._sources = torch.empty(height, width, 2, dtype=torch.float32, device="cpu") if is_stored else None
         self.has_source = torch.empty(height, width, dtype=torch.bool, device="cpu")
         for rows in _row_chunks(width, height):
@@ -287,7 +290,8 @@ class Undistortion:
                 self._sources[rows] = sources
 
     def _map(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Returns sources of some rows of the undistorted image [rows, W, 2], and which are in the distorted one."""
+        """Returns the sources [rows, W, 2] of some rows of the undistorted image, and a mask of those inside the
+        distorted image."""
         height, width = self.has_source.shape
         x = (np.arange(width) + 0.5 - float(self.K[0, 2])) / float(self.K[0, 0])
         y = (np.arange(rows.start, rows.stop) + 0.5 - float(self.K[1, 2])) / float(self.K[1, 1])
@@ -309,7 +313,7 @@ class Undistortion:
             if not len(source_y):
                 result[rows] = 0
                 continue
-            # Image rows that this chunk samples, and one more on each side for the interpolation.
+            # Image rows that this chunk samples, plus one on each side for the interpolation.
             first = max(int(source_y.min()) - 1, 0)
             last = min(int(source_y.max()) + 2, height)
             grid = torch.stack(
@@ -323,7 +327,8 @@ class Undistortion:
 
 @functools.lru_cache(maxsize=32)
 def undistorted_intrinsics(lens: Lens, width: int, height: int) -> Tensor:
-    """Returns the intrinsics `K` of an :class:`Undistortion`, without its map, which takes 9 bytes per pixel."""
+    """Returns the intrinsics `K` of an :class:`Undistortion` without computing its map, which takes 9 bytes per
+    pixel."""
     return _distortion_of(lens).undistorted.intrinsics(width, height)
 
 
@@ -349,7 +354,7 @@ class _RadialDistortion:
         self._max_squared_radius = min(_roots([1, 3 * lens.distortion[0], 5 * lens.distortion[1]]), default=math.inf)
 
     def sources(self, points: Array) -> tuple[Array, Array]:
-        """Returns pixels [P, 2] of undistorted points [P, 2] at depth 1, and whether they are where distortion is
+        """Projects undistorted points [P, 2] at depth 1 to pixels [P, 2]; also returns where the distortion is
         monotonic."""
         near = (points**2).sum(-1) < self._max_squared_radius
         return self._camera.img_from_cam(np.concatenate([points, np.ones((len(points), 1))], -1)), near
@@ -379,20 +384,19 @@ class _FisheyeDistortion:
         self.undistorted = _zoomed(lens, zoom)
 
     def _zoom(self) -> float:
-        """Returns the smallest factor of the focal lengths for which no pixel on the border of the image lies outside
-        of it."""
+        """Returns the smallest factor of the focal lengths for which the undistorted image has no empty borders."""
         lens = self._lens
         _, radii = _border(lens)
         thetas = np.linspace(0, self._max_theta, 10_001)
         distorted = _distorted_angle(thetas, lens.distortion)
-        # If the lens does not reach the border, its whole field of view is inside.
+        # If the lens does not reach the border, the image contains its whole field of view.
         reached = radii[(radii > 0) & (radii <= distorted[-1])]
         ratios = reached / np.interp(reached, distorted, thetas)
         return float(ratios.max(initial=0.0) or distorted[-1] / self._max_theta)
 
     def sources(self, points: Array) -> tuple[Array, Array]:
-        """Returns pixels [P, 2] of undistorted points [P, 2], theta x/r and theta y/r, and whether the lens reaches
-        them."""
+        """Projects undistorted points [P, 2], theta x/r and theta y/r, to pixels [P, 2]; also returns which of them the
+        lens reaches."""
         lens = self._lens
         theta = np.hypot(points[:, 0], points[:, 1])
         ratio = _distorted_angle(theta, lens.distortion) / np.maximum(theta, 1e-12)
@@ -415,14 +419,14 @@ class _ColmapDistortion:
             self.undistorted = _zoomed(lens, zoom)
         else:
             self.undistorted = pinhole = _pinhole(_pycolmap_camera(lens))
-            # As far as the corners of the undistorted image.
+            # Up to the corners of the undistorted image.
             x, y = max(pinhole.cx, pinhole.width - pinhole.cx), max(pinhole.cy, pinhole.height - pinhole.cy)
             corner = 1.01 * math.hypot(x / pinhole.fx, y / pinhole.fy)
             self._reach = math.tan(colmap_lenses.reach(self._lens, math.atan(corner))[0])
 
     def _zooms(self, lens: Lens) -> tuple[float, float] | None:
-        """Returns the factor of :meth:`_FisheyeDistortion._zoom`, and that of an image of all pixels on the border.
-        None if the lens does not reach the border."""
+        """Returns the focal factors without empty borders (see :meth:`_FisheyeDistortion._zoom`) and for all border
+        pixels; None if the lens does not reach the border."""
         border, _ = _border(lens)
         angles, is_inverse = colmap_lenses.invert(self._lens, border)
         angles, border = angles[is_inverse], border[is_inverse] - (lens.cx, lens.cy)
@@ -434,7 +438,7 @@ class _ColmapDistortion:
         return float(ratios.max()), float(ratios.min())
 
     def sources(self, points: Array) -> tuple[Array, Array]:
-        """Returns pixels [P, 2] of undistorted points [P, 2], and whether they are where distortion is monotonic."""
+        """Projects undistorted points [P, 2] to pixels [P, 2]; also returns where the distortion is monotonic."""
         ones = np.ones((len(points), 1))
         directions = colmap_lenses.directions_of(points) if self._is_fisheye else np.concatenate([points, ones], -1)
         return colmap_lenses.project(self._lens, directions), np.hypot(points[:, 0], points[:, 1]) < self._reach
@@ -445,10 +449,10 @@ _colmap_distortion = functools.lru_cache(maxsize=32)(_ColmapDistortion)
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """Says what undistorted images show of photographs.
+    """How much of the photographs their undistorted images show.
 
     Attributes:
-        share: Share of the pixels of a photograph.
+        share: Share of the photograph's pixels that the undistorted image shows.
         scale: Pixels of the undistorted image per pixel of the photograph, along a line through the principal point.
     """
 
@@ -458,17 +462,18 @@ class Coverage:
 
 @functools.lru_cache(maxsize=32)
 def coverage(lens: Lens) -> Coverage:
-    """Returns what the undistorted images of a lens show."""
+    """Returns the coverage of a lens's undistorted images."""
     distortion = _distortion_of(lens)
     return _coverage(distortion.sources, distortion.undistorted, lens)
 
 
 def _coverage(sources_of: Callable[[Array], tuple[Array, Array]], undistorted: Lens, lens: Lens) -> Coverage:
-    """Returns what the images of an undistorted lens show, given the pixels of its points."""
+    """Returns the coverage of an undistorted lens, given the function that maps its points to pixels of the
+    photograph."""
     size = np.array([lens.width, lens.height])
     scale = size / (undistorted.width, undistorted.height)
     focal, center = scale * (undistorted.fx, undistorted.fy), scale * (undistorted.cx, undistorted.cy)
-    # Corners of cells of the undistorted image, each of which shows a quadrilateral of the photograph.
+    # Each cell of the undistorted image shows a quadrilateral of the photograph.
     corners = np.stack(np.meshgrid(*(np.linspace(0, side, CELLS + 1) for side in size)), -1)
     sources, near = sources_of(((corners - center) / focal).reshape(-1, 2))
     sources, near = sources.reshape(corners.shape), near.reshape(corners.shape[:2])
@@ -490,7 +495,7 @@ def _pycolmap_camera(lens: Lens) -> Any:
 
 
 def _pinhole(camera: Any) -> Lens:
-    """Returns COLMAP's pinhole camera of the undistorted images of one of its cameras."""
+    """Returns the pinhole camera that COLMAP computes for the undistorted images of a camera."""
     import pycolmap
 
     pinhole = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), camera)
@@ -511,7 +516,7 @@ def _border(lens: Lens) -> tuple[Array, Array]:
 
 
 def _is_invertible(lens: Lens, colmap: colmap_lenses.ColmapLens) -> bool:
-    """Returns whether pixels halfway to the borders of an image have rays: a real lens shows something there."""
+    """Returns whether pixels halfway to the image borders have rays, as for any real lens."""
     if not all(math.isfinite(value) for value in colmap[1]):
         return False
     pixels = [
@@ -526,16 +531,16 @@ def _is_invertible(lens: Lens, colmap: colmap_lenses.ColmapLens) -> bool:
 
 
 def panorama(width: float, height: float) -> Lens:
-    """Returns the lens of a panorama that shows everything, 360 degrees wide and 180 degrees high."""
+    """Returns the lens of a full panorama, 360 degrees wide and 180 degrees high."""
     return Lens(round(width), round(height), *full_panorama(width, height), model="equirectangular")
 
 
 def colmap_lens(model: str, width: int, height: int, params: Sequence[float]) -> Lens:
-    """Returns a camera of :data:`COLMAP_MODELS`, given its parameters in COLMAP's order.
+    """Returns the lens of a camera of :data:`COLMAP_MODELS`, given its parameters in COLMAP's order.
 
-    Lenses whose other coefficients are zero are those of OpenCV: pinhole cameras, OPENCV and OPENCV_FISHEYE. Images
-    become equidistant fisheye images if a pinhole image would show less than :data:`PINHOLE_SHARE_MIN` of their pixels,
-    or the middle at less than :data:`PINHOLE_SCALE_MIN` of its scale.
+    If the additional coefficients are zero, the lens is one of OpenCV's: a pinhole camera, OPENCV or OPENCV_FISHEYE.
+    Images become equidistant fisheye images if a pinhole image would show less than :data:`PINHOLE_SHARE_MIN` of their
+    pixels, or their center at less than :data:`PINHOLE_SCALE_MIN` of the original scale.
     """
     if model == "SIMPLE_DIVISION":
         params = (params[0], *params)
@@ -548,7 +553,7 @@ def colmap_lens(model: str, width: int, height: int, params: Sequence[float]) ->
     elif model == "RAD_TAN_THIN_PRISM_FISHEYE":
         distortion, others = (rest[0], rest[1], rest[2], rest[3]), rest[4:]
     else:
-        others = rest[:1]  # FOV, DIVISION and EUCM are pinhole cameras for a first coefficient of zero.
+        others = rest[:1]  # With a first coefficient of zero, FOV, DIVISION and EUCM are pinhole cameras.
     if not any(others):
         return Lens(width, height, fx, fy, cx, cy, distortion, projection)
     name = "DIVISION" if model == "SIMPLE_DIVISION" else model
@@ -562,11 +567,10 @@ def colmap_lens(model: str, width: int, height: int, params: Sequence[float]) ->
 
 @functools.lru_cache(maxsize=32)
 def native_lens(lens: Lens) -> tuple[Lens, float] | None:
-    """Returns the rasterizer's equivalent of a lens of :data:`COLMAP_MODELS`, and their largest distance in pixels.
+    """Returns the rasterizer's equivalent of a lens of :data:`COLMAP_MODELS`, and its largest error in pixels.
 
-    FULL_OPENCV is exact; a lens that is the same in all directions may have a fisheye polynomial within
-    :data:`FIT_PIXELS`. None if there is no such lens, as for one with skew, or if one of FULL_OPENCV would show less
-    than :data:`PINHOLE_SHARE_MIN`.
+    FULL_OPENCV is exact. A rotationally symmetric lens may have a fisheye polynomial within :data:`FIT_PIXELS`. Returns
+    None if there is no equivalent, if the lens has skew, or if FULL_OPENCV would show less than :data:`PINHOLE_SHARE_MIN`.
     """
     if lens.skew:
         return None
@@ -577,12 +581,12 @@ def native_lens(lens: Lens) -> tuple[Lens, float] | None:
         exact = Lens(lens.width, lens.height, fx, fy, cx, cy, tuple(k))
         if float(exact.shown(SHOWN_SIDE, SHOWN_SIDE).float().mean()) >= PINHOLE_SHARE_MIN:
             return exact, 0.0
-    # As far as the corners, or as the lens shows something.
+    # Up to the corners, or to the end of the lens's field of view.
     angles, is_inverse = colmap_lenses.invert(lens.colmap, _border(lens)[0])
     largest = float(np.hypot(angles[:, 0], angles[:, 1])[is_inverse].max(initial=0.0))
     if not is_inverse.all():
         largest = colmap_lenses.reach(lens.colmap, math.pi / 2)[0]
-    # Denser at both ends, so that the largest error is small, too.
+    # Samples are denser at both ends, which reduces the largest error.
     thetas = largest * (1 - np.cos(np.linspace(0, np.pi, FIT_SAMPLES))) / 2
     profile = colmap_lenses.radial_profile(lens.colmap, thetas)
     if profile is None:
@@ -600,7 +604,8 @@ def native_lens(lens: Lens) -> tuple[Lens, float] | None:
 
 
 def _radial_factor(square: colmap_lenses.Ratio, distortion: Sequence[float]) -> colmap_lenses.Ratio:
-    """Returns OpenCV's radial factor of squared radii, with k1, k2, p1, p2 or k1, k2, p1, p2, k3 to k6."""
+    """Returns OpenCV's radial factor at squared radii; `distortion` is k1, k2, p1, p2, optionally followed by k3 to
+    k6."""
     k1, k2, _, _, *more = distortion
     if not more:
         return 1 + k1 * square + k2 * (square * square)
@@ -615,14 +620,14 @@ def _distorted_angle(theta: Angle, distortion: Sequence[float]) -> Angle:
 
 
 def _largest_angle(distortion: Sequence[float]) -> float:
-    """Returns the angle from the optical axis at which a fisheye image ends, at most 90 degrees."""
+    """Returns the largest angle from the optical axis in a fisheye image, at most 90 degrees."""
     derivative = [1.0, *((2 * i + 3) * k for i, k in enumerate(distortion))]
     # Beyond the first extremum of theta_d, the image would repeat itself.
     return min([math.pi / 2, *(math.sqrt(square) for square in _roots(derivative))])
 
 
 def _roots(coefficients: Sequence[float]) -> list[float]:
-    """Returns positive real roots of a polynomial, given its coefficients with the constant term first."""
+    """Returns the positive real roots of a polynomial, given its coefficients with the constant term first."""
     # Dividing by a subnormal leading coefficient would overflow.
     roots = np.roots([value if abs(value) > COEFFICIENT_MIN else 0.0 for value in coefficients[::-1]])
     return [float(root.real) for root in roots if root.real > 0 and abs(root.imag) < 1e-12]
