@@ -1,9 +1,9 @@
-"""The local frame of a capture, in which a run trains, so that neither the unit nor the origin of its files matter.
+"""The local frame in which a run trains, which makes training independent of the unit and origin of the files.
 
-The origin is subtracted in double precision, and lengths are divided by a power of two, which changes no bit of their
-mantissas: the same scene in other units, or moved without rounding, is trained with equal bits. The run writes its
-cameras and models in the *frame of the model*, which is that of the files unless these are too far from their origin
-for single precision, or the capture is normalized.
+The origin is subtracted in double precision, and lengths are divided by a power of two, which does not change their
+mantissas: if the same scene uses another unit by a power of two, or is moved without rounding, training gives the same
+bits. The run writes its cameras and models in the *frame of the model*. It equals the frame of the files, unless these
+are too far from their origin for single precision, or the capture is normalized.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ from ..gaussians import Gaussians
 from ..rotation import similarity, similarity_scale
 
 UP_NORM_MIN = 1e-6
-"""Shortest mean of the cameras' up directions that counts as a common up direction."""
+"""Minimum length of the mean of the cameras' up directions for a common up direction."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LocalFrame:
-    """Transforms between the frames of files, of the model and of training.
+    """Transforms between the frame of the files, the frame of the model and the local frame.
 
     Attributes:
-        world: [4, 4] fp64, the similarity transform from the frame of the files to that of the model.
-        origin: [3] origin of the local frame, in that of the model; zero if the model is relative to it.
-        unit: A power of two, the unit of the local frame in that of the model.
-        near: Depth of the near plane of the cameras, in the unit of the model; None if it is unknown.
-        kept: Tensors of Gaussians by name, in the frame of the model, that training does not change: there and back,
-            they would be rounded. Not a part of :meth:`to_json`.
+        world: [4, 4] fp64, similarity transform from the frame of the files to the frame of the model.
+        origin: [3] origin of the local frame in the frame of the model; zero if the model is relative to it.
+        unit: Unit of the local frame in units of the model, a power of two.
+        near: Near plane of the cameras in units of the model; None if it is unknown.
+        kept: Name -> tensor of Gaussians in the frame of the model that training does not change. They are kept because
+            transforming them to the local frame and back would round them. Not part of :meth:`to_json`.
     """
 
     world: Tensor = dataclasses.field(default_factory=similarity)
@@ -48,31 +48,31 @@ class LocalFrame:
 
     @property
     def is_of_model(self) -> bool:
-        """Returns whether the local frame is that of the model."""
+        """Returns whether the local frame equals the frame of the model."""
         return self.unit == 1 and not any(self.origin)
 
     @property
     def moves(self) -> bool:
-        """Returns whether the frame of the model differs from that of the files."""
+        """Returns whether the frame of the model differs from the frame of the files."""
         return not torch.equal(self.world, similarity())
 
     def to_local(self) -> Tensor:
-        """Returns the similarity transform from the frame of the files to the local one, [4, 4] fp64."""
+        """Returns the similarity transform from the frame of the files to the local frame, [4, 4] fp64."""
         matrix = self.world.clone()
         matrix[:3, 3] -= matrix.new_tensor(self.origin)
         matrix[:3] /= self.unit
         return matrix
 
     def model(self) -> "LocalFrame":
-        """Returns a frame with the same model, and the local frame equal to that of the model."""
+        """Returns a frame with the same frame of the model, which is also its local frame."""
         return dataclasses.replace(self, origin=(0.0, 0.0, 0.0), unit=1.0)
 
     def points_of_model(self, points: Tensor) -> Tensor:
-        """Moves points [P, 3] from the local frame to that of the model. [P, 3] fp64"""
+        """Moves points [P, 3] from the local frame to the frame of the model, [P, 3] fp64."""
         return self.unit * points.double() + fp64(self.origin).to(points.device)
 
     def gaussians_of_model(self, gaussians: Gaussians) -> Gaussians:
-        """Moves Gaussians from the local frame to that of the model."""
+        """Moves Gaussians from the local frame to the frame of the model."""
         if self.is_of_model:
             return gaussians
         moved = dataclasses.replace(
@@ -84,7 +84,7 @@ class LocalFrame:
         return dataclasses.replace(moved.as_surfels() if gaussians.surfels else moved, **kept)
 
     def gaussians_to_local(self, gaussians: Gaussians) -> Gaussians:
-        """Moves Gaussians from the frame of the model to the local one."""
+        """Moves Gaussians from the frame of the model to the local frame."""
         if self.is_of_model:
             return gaussians
         offsets = gaussians.means.double() - fp64(self.origin).to(gaussians.means.device)
@@ -96,7 +96,7 @@ class LocalFrame:
         return moved.as_surfels() if gaussians.surfels else moved
 
     def camera_of_model(self, camera: Camera) -> Camera:
-        """Moves a camera from the local frame to that of the model."""
+        """Moves a camera from the local frame to the frame of the model."""
         return camera if self.is_of_model else move_camera(camera, similarity(None, self.origin, self.unit))
 
     def to_json(self) -> dict[str, Any]:
@@ -105,8 +105,8 @@ class LocalFrame:
 
 
 def frame_from_json(values: Any, where: str) -> LocalFrame:
-    """Returns the frame of the values of :meth:`LocalFrame.to_json`. Raises FileError for other values; messages start
-    with `where`."""
+    """Converts the values of :meth:`LocalFrame.to_json` to a frame. Raises a FileError that begins with `where` for
+    others."""
     try:
         world = fp64(values["world"])
         x, y, z = map(float, values["origin"])
@@ -120,15 +120,16 @@ def frame_from_json(values: Any, where: str) -> LocalFrame:
 
 
 def choose_frame(positions: Tensor, points: Tensor | None, file: object) -> tuple[LocalFrame, list[str]]:
-    """Returns the local frame of cameras, without a near plane, and a note if the model is not in that of the files.
+    """Chooses the local frame for cameras, without a near plane; also returns a note if the frame of the model is not
+    that of the files.
 
-    Its unit is the power of two next to their extent, its origin the multiple of the unit next to their center; cameras
-    that are far from the others do not count. If all are at one place, the points [P, 3] give the unit.
+    The unit is the power of two closest to the extent of the cameras, the origin is the multiple of the unit closest to
+    their center. Outliers are ignored. If all cameras have the same position, the points give the unit.
 
     Args:
-        positions: [C, 3] fp64, in the frame of the files.
+        positions: [C, 3] fp64, camera positions in the frame of the files.
         points: [P, 3] fp64, in the frame of the files; None if there are none.
-        file: File that they were read from, for the notes.
+        file: File that the cameras were read from, for the notes.
     """
     center, extent = center_and_extent(positions)
     if points is not None and len(points):
@@ -149,7 +150,7 @@ def normalizing_transform(poses: Tensor, positions: Tensor) -> Tensor:
     """Returns the transform [4, 4] fp64 of :func:`normalize_capture`.
 
     `poses` are world-to-camera matrices [C, 4, 4], `positions` [C, 3] their centers, both fp64. Raises ArgumentError if
-    all cameras are at one place.
+    all cameras have the same position.
     """
     center, _ = center_and_extent(positions)
     farthest = float((positions[are_inliers(positions)] - center).norm(dim=-1).max())
@@ -164,7 +165,7 @@ def normalizing_transform(poses: Tensor, positions: Tensor) -> Tensor:
 def move_pose(viewmat: Tensor, transform: Tensor, position: Tensor | None = None) -> Tensor:
     """Returns a world-to-camera matrix [4, 4] fp64 after a similarity transform [4, 4] fp64 of the world.
 
-    A `position` [3] fp64, if the file has it instead of a translation, saves a rounding far from the origin.
+    If the file has a `position` [3] fp64 instead of a translation, using it avoids a rounding far from the origin.
     """
     if _is_scaled_only(transform):
         scale, rotation = float(transform[0, 0]), viewmat[:3, :3]
@@ -182,14 +183,14 @@ def move_points(points: Tensor, transform: Tensor) -> Tensor:
     """Returns points [P, 3] fp64 after a similarity transform [4, 4] fp64."""
     linear, translation = transform[:3, :3], transform[:3, 3]
     if _is_scaled_only(transform):
-        # The difference first: it is exact where the translation cancels what is far from the origin.
+        # Subtract first: the difference is exact if the translation cancels large coordinates.
         scale = linear[0, 0]
         return scale * (points + translation / scale)
     return points @ linear.T + translation
 
 
 def _is_scaled_only(transform: Tensor) -> bool:
-    """Returns whether a similarity transform turns nothing, so that it can be applied without rounding."""
+    """Returns whether a similarity transform has no rotation, so that it can be applied without rounding."""
     return torch.equal(transform[:3, :3], transform[0, 0] * identity(3))
 
 

@@ -1,8 +1,8 @@
-"""Cameras of Agisoft Metashape: the XML file that File > Export > Export Cameras writes, beside the photographs.
+"""Reads cameras of Agisoft Metashape: the XML file that File > Export > Export Cameras writes, beside the photographs.
 
-The transform of a camera is from the camera (x right, y down, z forward) to the chunk, and that of its component, or
-of the chunk, to the world. The lens is Brown's, as in the appendix "Camera models" of Metashape's manual: f, b1 and b2
-in pixels, cx and cy from the center of the image, p1 and p2 in the other order than OpenCV's, and a fourth radial
+A camera's transform maps the camera frame (x right, y down, z forward) to the chunk; the transform of the component or
+the chunk maps to the world. The lens is Brown's, as in the appendix "Camera models" of Metashape's manual: f, b1 and b2
+in pixels, cx and cy from the center of the image, p1 and p2 in the opposite order of OpenCV's, and a fourth radial
 coefficient.
 """
 
@@ -34,7 +34,8 @@ SIGN = b"<document"
 
 
 def find_cameras_file(folder: Path) -> Path | None:
-    """Returns the file of Metashape's cameras in a folder, or `folder` if it is one; None for none or several."""
+    """Returns the file with Metashape's cameras in a folder, or `folder` if it is such a file; None if there is not
+    exactly one."""
     if folder.suffix.lower() == ".xml":
         return folder if _is_cameras(folder) else None
     files = sorted(folder.glob("*.xml")) if folder.is_dir() else []
@@ -44,7 +45,7 @@ def find_cameras_file(folder: Path) -> Path | None:
 
 
 def _is_cameras(path: Path) -> bool:
-    """Returns whether a file begins like one of Metashape's."""
+    """Returns whether a file begins like a Metashape document."""
     if not path.is_file():
         return False
     with open_file(path) as file:
@@ -55,19 +56,19 @@ def _is_cameras(path: Path) -> bool:
 def read_metashape(file: Path, options: ReadOptions) -> Capture:
     """Reads photographs with the cameras of Metashape, in the frame of the chunk's transform.
 
-    Disabled cameras, those without a pose, and those of other components or chunks than the largest are left out, with
+    Disabled cameras, cameras without a pose, and cameras outside of the largest component and chunk are left out, with
     notes. Photographs are looked up by the last part of their label, with any suffix, in ``images/`` or beside the
-    file. Initial points are those of the only point cloud beside it, such as exported tie points, or random ones.
+    file. Initial points are read from a point cloud beside the file, such as exported tie points, if there is exactly
+    one; otherwise they are random.
 
     Args:
-        file: As :func:`find_cameras_file` returns it.
+        file: File that :func:`find_cameras_file` returns.
         options: See :func:`read_colmap`.
 
     Raises:
         FileError: A file is missing or cannot be read, a value in it is missing or invalid, or fewer than two
             photographs are left.
-        UnsupportedError: Cameras that are neither of the type frame, fisheye nor spherical, or a lens that is not
-            implemented.
+        UnsupportedError: The type of a camera is not frame, fisheye or spherical, or its lens is not implemented.
         ArgumentError: There are fewer than two photographs.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
@@ -77,7 +78,7 @@ def read_metashape(file: Path, options: ReadOptions) -> Capture:
 
 
 def _read_cameras(file: Path) -> tuple[list[Photograph], list[str]]:
-    """Returns the photographs of a file, sorted by name, and notes on what is left out."""
+    """Returns the photographs of a file, sorted by name, and notes about cameras that are left out."""
     root = read_xml(file)
     chunks = [chunk for chunk in root.all("chunk") if chunk.find("cameras")] if root.tag == "document" else []
     if not chunks:
@@ -121,7 +122,8 @@ def _read_cameras(file: Path) -> tuple[list[Photograph], list[str]]:
 
 
 def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
-    """Returns the similarity [4, 4] fp64 from a component's or chunk's frame to the world; the identity without one."""
+    """Returns the similarity [4, 4] fp64 from the frame of a component or chunk to the world; the identity if the file
+    has none."""
     components = [element for element in chunk.all("component") if element.attributes.get("id", "") == component]
     transform = next((found for element in [*components, chunk] if (found := element.find("transform"))), None)
     if transform is None:
@@ -140,13 +142,13 @@ def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
 
 
 def _matrix(element: Element, where: str) -> Tensor:
-    """Returns the similarity transform [4, 4] fp64 that an element's 16 numbers are."""
+    """Reads a similarity transform [4, 4] fp64 from the 16 numbers of an element."""
     numbers = fp64(_numbers(element, 16, where))
     return _similarity(numbers.view(4, 4), where)
 
 
 def _similarity(matrix: Tensor, where: str) -> Tensor:
-    """Returns a matrix [4, 4] if it is a similarity transform. Raises FileError for others."""
+    """Returns a matrix [4, 4] unchanged if it is a similarity transform; otherwise raises FileError."""
     determinant = float(torch.linalg.det(matrix[:3, :3]))
     scale = determinant ** (1 / 3) if determinant > 0 else math.nan
     if not is_rotation(matrix[:3, :3] / scale) or matrix[3].tolist() != [0, 0, 0, 1]:
@@ -166,7 +168,7 @@ def _read_pose(camera: Element, world: Tensor, where: str) -> tuple[Tensor, Tens
 
 
 def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
-    """Returns the lens of a sensor: of its adjusted calibration, or the initial one. Adds to `notes`."""
+    """Returns the lens of a sensor from its adjusted or else initial calibration. Appends to `notes`."""
     sensor_type = sensor.attributes.get("type", "frame").removeprefix("equidistant_")  # as 2.3 names fisheye lenses
     if sensor_type not in ("frame", "fisheye", "spherical"):
         raise UnsupportedError(
@@ -176,7 +178,7 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
     calibrations = [child for child in sensor.children if child.tag == "calibration"]
     calibrations.sort(key=lambda calibration: calibration.attributes.get("class") != "adjusted")
     size = (calibrations[0].find("resolution") if calibrations else None) or sensor.find("resolution")
-    if sensor_type == "spherical" and size is not None:  # shows everything, and needs no calibration
+    if sensor_type == "spherical" and size is not None:  # a full panorama needs no calibration
         return panorama(*_read_size(size)).checked(where)
     if not calibrations or size is None:
         raise FileError(f"{where}: expected a calibration with a resolution; align the photographs before the export")
@@ -217,13 +219,13 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
 
 
 def _read_size(resolution: Element) -> tuple[int, int]:
-    """Returns the width and the height of a sensor in pixels; 0 for missing values."""
+    """Returns the width and height of a sensor in pixels; missing values are 0."""
     sides = [to_float(read_number(resolution.attributes.get(name, ""))) for name in ("width", "height")]
     width, height = (round(min(side or 0, 1e9)) for side in sides)
     return width, height
 
 
 def _numbers(element: Element, count: int, where: str) -> list[float]:
-    """Returns the finite numbers of an element's text. Raises FileError for another count, or other text."""
+    """Returns the finite numbers in an element's text. Raises FileError for other text, or another count of numbers."""
     words = element.text.split()[: count + 1]
     return finite_numbers([read_number(word) for word in words], count, f"{where}: {element.tag}", element.text[:200])

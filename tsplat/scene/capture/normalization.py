@@ -1,4 +1,4 @@
-"""Normalization of captures: centered at the origin, upright, with the farthest camera at distance 1."""
+"""Normalizes captures: centered at the origin, upright, with the farthest camera at distance 1."""
 
 import dataclasses
 
@@ -15,9 +15,9 @@ from .views import Capture, View
 def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
     """Moves the mean camera center to the origin, rotates the mean up direction to -y, and scales to unit size.
 
-    Afterwards the farthest camera is at distance 1 from the origin; cameras that are far from the others do not count.
-    Images, intrinsics and the projections of points do not change; depths are scaled. The capture is not rotated if the
-    cameras have no common up direction.
+    Afterwards, the farthest camera is at distance 1 from the origin; outlier cameras are ignored. Images, intrinsics
+    and projections of points do not change; depths are scaled. The capture is not rotated if the cameras have no common
+    up direction.
 
     Returns:
         The normalized capture, whose ``world`` includes the transform; and the transform [4, 4] in fp64, from the old

@@ -1,14 +1,15 @@
-"""Captures as apps of phones export them: raw data of Polycam, and Record3D's EXR + JPG sequences.
+"""Reads captures exported by phone apps: raw data of Polycam, and EXR + JPG sequences of Record3D.
 
-Both have photographs, camera-to-world poses in OpenGL axes (x right, y up, z backward) with y up in the world and
-meters as the unit, pinhole cameras, and depth along the optical axis of most photographs, from which initial points are
-sampled.
+Both contain photographs with pinhole cameras, camera-to-world poses in OpenGL axes (x right, y up, z backward) in a
+world with y up and the unit meter, and for most photographs, depth along the optical axis. Initial points are sampled
+from the depth maps.
 
-Polycam (github.com/PolyCam/polyform): ``keyframes/`` has ``corrected_images/ID.jpg`` and ``corrected_cameras/ID.json``
-after global optimization, or ``images/`` and ``cameras/`` as they were taken; ``depth/ID.png`` in millimeters, and
-``confidence/ID.png``, 0, 127 or 255. Record3D (github.com/marek-simonik/record3d, issues 27, 33 and 36):
-``metadata.json`` has the poses as quaternion xyzw and position, ``K`` column by column, and maybe
-``perFrameIntrinsicCoeffs``, fx, fy, cx and cy; ``rgb/N.jpg`` and ``depth/N.exr`` in meters belong to pose N.
+Polycam (github.com/PolyCam/polyform): ``keyframes/`` contains ``corrected_images/ID.jpg`` and
+``corrected_cameras/ID.json`` after global optimization, or the originals ``images/`` and ``cameras/``; ``depth/ID.png``
+in millimeters; and ``confidence/ID.png`` with the values 0, 127 and 255. Record3D (github.com/marek-simonik/record3d,
+issues 27, 33 and 36): ``metadata.json`` contains the poses as quaternion xyzw and position, ``K`` in column-major
+order, and optionally ``perFrameIntrinsicCoeffs`` with fx, fy, cx and cy; ``rgb/N.jpg`` and ``depth/N.exr`` in meters
+belong to pose N.
 """
 
 import dataclasses
@@ -42,30 +43,32 @@ POLYCAM_FOLDERS = (("corrected_cameras", "corrected_images"), ("cameras", "image
 """Folders of cameras and of photographs, the optimized ones first."""
 
 POLYCAM_BORDER = 15
-"""Width in pixels of the border of optimized photographs that may be black, of 1,024 or more pixels."""
+"""Width in pixels of the border of optimized photographs that may be black; photographs are at least 1,024 pixels
+wide."""
 
 RECORD3D_FILES = ("metadata.json", "metadata")
 RECORD3D_FOLDERS = ("rgb", "rgbd")
 MILLIMETERS, HIGH_CONFIDENCE = 1000.0, 255
 DEPTH_MAX = 5.0
-"""Range of the LiDAR of phones in meters, beyond which Polycam calls depth a guess."""
+"""Range of phone LiDARs in meters; according to Polycam, depth beyond it is a guess."""
 
 N_POINTS = 40_000
 """Number of initial points that are sampled from the depth of all photographs."""
 
 DEPTH_SIDE_MAX = 4096
-"""Longest side of a map of depth."""
+"""Maximum side length of depth maps in pixels."""
 
 
 class _Depth(NamedTuple):
-    """Files of the depth of a photograph, and of its confidence."""
+    """Files of the depth map of a photograph and its confidence map."""
 
     depth: Path
     confidence: Path | None
 
 
 def find_polycam(folder: Path) -> Path | None:
-    """Returns the folder ``keyframes`` of Polycam's raw data in a folder, or `folder` if it is one; None for none."""
+    """Returns the folder ``keyframes`` of Polycam's raw data in a folder, or `folder` if it is such a folder; else
+    None."""
     for candidate in (folder / "keyframes", folder):
         for cameras, images in POLYCAM_FOLDERS:
             if (candidate / cameras).is_dir() and (candidate / images).is_dir():
@@ -75,7 +78,7 @@ def find_polycam(folder: Path) -> Path | None:
 
 
 def find_record3d(folder: Path) -> Path | None:
-    """Returns the metadata of a Record3D sequence in a folder, or `folder` if it is that file; None for none."""
+    """Returns the metadata file of a Record3D sequence in a folder, or `folder` if it is that file; else None."""
     if folder.name in RECORD3D_FILES and folder.is_file():
         folder = folder.parent
     for candidate in (folder, folder / "EXR_RGBD"):
@@ -87,10 +90,10 @@ def find_record3d(folder: Path) -> Path | None:
 
 
 def read_polycam(folder: Path, options: ReadOptions) -> Capture:
-    """Reads the photographs of Polycam's raw data with their cameras, and points of their depth.
+    """Reads the photographs of Polycam's raw data with their cameras, and points from their depth maps.
 
     Args:
-        folder: As :func:`find_polycam` returns it.
+        folder: Folder that :func:`find_polycam` returns.
         options: See :func:`read_colmap`.
 
     Raises:
@@ -128,10 +131,10 @@ def read_polycam(folder: Path, options: ReadOptions) -> Capture:
 
 
 def read_record3d(file: Path, options: ReadOptions) -> Capture:
-    """Reads the photographs of a Record3D sequence with their cameras, and points of their depth.
+    """Reads the photographs of a Record3D sequence with their cameras, and points from their depth maps.
 
     Args:
-        file: As :func:`find_record3d` returns it.
+        file: File that :func:`find_record3d` returns.
         options: See :func:`read_colmap`.
 
     Raises:
@@ -169,7 +172,7 @@ def read_record3d(file: Path, options: ReadOptions) -> Capture:
 
 
 def _photograph(image: Path, lens: Lens, pose: list[list[float]], where: str, lenses: dict[Lens, int]) -> Photograph:
-    """Returns a photograph with the rows of its camera-to-world matrix. Adds its lens to those of other photographs."""
+    """Returns a photograph, given the rows of its camera-to-world matrix. Adds its lens to `lenses` if it is new."""
     viewmat, position = read_viewmat(pose, where)
     return Photograph(
         name=image.name,
@@ -189,7 +192,7 @@ def _read(
     notes: Sequence[str],
     options: ReadOptions,
 ) -> Capture:
-    """Returns the capture of photographs, with points of their depth, or random ones if they have none."""
+    """Returns the capture of photographs, with points from their depth maps, or random points if they have none."""
     if len(photographs) < 2:
         raise FileError(f"{where}: expected at least two photographs with a camera, found {len(photographs)}")
     kept, missing = find_usable([photograph.path for photograph in photographs], options.strict)
@@ -213,7 +216,7 @@ def _read_object(file: Path) -> Mapping[str, Any]:
 
 
 def _pose(quat: tuple[float, ...], position: Sequence[float], where: str) -> list[list[float]]:
-    """Returns the rows of a camera-to-world matrix [4, 4] of a quaternion wxyz and a position."""
+    """Returns the rows of the camera-to-world matrix [4, 4] for a quaternion wxyz and a position."""
     norm = math.hypot(*quat)
     if not 0.9 < norm < 1.1:
         raise FileError(f"{where}: expected a unit quaternion x, y, z and w first, found one of length {norm:.4g}")
@@ -222,7 +225,7 @@ def _pose(quat: tuple[float, ...], position: Sequence[float], where: str) -> lis
 
 
 def _read_millimeters(files: _Depth) -> NDArray[np.float32]:
-    """Returns the depth [H, W] in meters of a PNG of millimeters, 0 where it is not confident."""
+    """Reads a PNG with depth in millimeters; returns meters [H, W], 0 where the confidence is low."""
     depth = _read_integers(files.depth).astype(np.float32) / np.float32(MILLIMETERS)
     if files.confidence is not None and files.confidence.is_file():
         confidence = _read_integers(files.confidence)
@@ -232,7 +235,7 @@ def _read_millimeters(files: _Depth) -> NDArray[np.float32]:
 
 
 def _read_integers(path: Path) -> NDArray[Any]:
-    """Returns the values [H, W] of a PNG of one channel."""
+    """Reads the values [H, W] of a PNG with one channel."""
     require("PIL")
     try:
         with BoundedFile(path) as file, open_image(file) as image:
@@ -249,7 +252,7 @@ def _read_integers(path: Path) -> NDArray[Any]:
 
 
 def _read_meters(files: _Depth) -> NDArray[np.float32]:
-    """Returns the depth [H, W] of an OpenEXR image."""
+    """Reads the depth [H, W] in meters from an OpenEXR image."""
     return read_exr(files.depth, 1)[..., 0]
 
 
@@ -260,7 +263,7 @@ def _sample_points(
     where: Path,
     options: ReadOptions,
 ) -> InitialPoints:
-    """Returns points of the depth of photographs, with their colors; random ones if there is no depth."""
+    """Samples points with colors from the depth maps of photographs; random points if there are no depth maps."""
     chosen = [(photograph, depth) for photograph, depth in zip(photographs, depths) if depth is not None]
     rng = np.random.default_rng(options.seed)
     positions, colors, reason = [], [], "no map of depth"
@@ -287,7 +290,7 @@ def _sample_points(
 def _unproject(
     photograph: Photograph, depths: NDArray[np.float32], rows: NDArray[Any], columns: NDArray[Any]
 ) -> Tensor:
-    """Returns the positions [P, 3] fp64 of pixels of a map of depth [H, W], in the frame of the files."""
+    """Unprojects pixels of a depth map [H, W] to positions [P, 3] fp64 in the frame of the files."""
     K = photograph.lens.intrinsics(depths.shape[1], depths.shape[0]).double()
     z = torch.from_numpy(depths[rows, columns]).double()
     x, y = (torch.from_numpy(values).double() + 0.5 for values in (columns, rows))
@@ -298,6 +301,6 @@ def _unproject(
 
 
 def refuse_phone_file(path: Path) -> None:
-    """Raises FileError for recordings of phone apps that have to be exported first."""
+    """Raises FileError for recordings of phone apps that must be exported first."""
     if path.suffix.lower() == ".r3d" and os.path.isfile(path):
         raise FileError(f"{path}: a recording of Record3D; export it in the app as EXR + JPG sequence")

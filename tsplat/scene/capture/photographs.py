@@ -1,4 +1,4 @@
-"""Loading photographs: reads images and masks, undistorts and downscales them."""
+"""Loads photographs: reads images and masks, undistorts and downscales them."""
 
 import dataclasses
 import functools
@@ -26,13 +26,13 @@ from .lenses import Lens, Undistortion, coverage, native_lens, undistorted_intri
 from .views import Color, StoredView, View
 
 ASPECT_TOLERANCE = 0.01
-"""Relative difference of the aspect ratios of an image and its camera that is accepted, in addition to one pixel."""
+"""Accepted relative difference between the aspect ratios of an image and its camera, in addition to one pixel."""
 
 PIXELS_AT_ONCE = 200_000_000
-"""Pixels of the images that are read at the same time."""
+"""Maximum total number of pixels of images that are read at the same time."""
 
 SAMPLE = 1 << 16
-"""Bytes of files of equal size that are compared before the files are."""
+"""Number of bytes that are compared before files of equal size are compared completely."""
 
 PHOTOGRAPH_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 """Suffixes of photographs, in lower case, that Pillow reads and COLMAP may."""
@@ -41,21 +41,21 @@ UNSUPPORTED_SUFFIXES = (
     *(".heic", ".heif", ".hif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"),
     *(".pef", ".srw", ".gif"),
 )
-"""Photographs that COLMAP cannot read, and most of them Pillow not without plugins."""
+"""Suffixes of photographs that COLMAP cannot read, and Pillow mostly only with plugins."""
 
 TEST_EVERY = 8
-"""Every so many images, one is held out."""
+"""Default interval of held-out images."""
 
 CONVERT = "convert them to JPEG, under the same names"
 
 CameraKind = Literal["undistorted", "native"]
-"""Name of the cameras to read: undistorted ones with resampled photographs, or the native ones with distortion."""
+"""Cameras to read: ``"undistorted"`` with resampled photographs, or ``"native"`` with distortion."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of images read and their total."""
 
 Undistortions = dict[tuple[Lens, int, int], Undistortion]
-"""Undistortion of each combination of lens, width and height that several images have."""
+"""Undistortion for each combination of lens, width and height that several images share."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,17 +63,17 @@ class Photograph:
     """An image file and its camera.
 
     Attributes:
-        path: The image, in any size with the aspect ratio of the lens.
+        path: Path of the image, which may have any size with the aspect ratio of the lens.
         viewmat: [4, 4] fp64 world to camera.
-        position: [3] fp64 position, if the file has it instead of a translation.
+        position: [3] fp64 position, if the file contains it instead of a translation.
         camera_id: Index of the physical camera.
-        downscale: Factor to downscale the image by while reading.
-        is_downscaled: Whether the file was downscaled before, as those of ``images_2/``.
-        mask: An image of the same aspect ratio, white for valid pixels.
+        downscale: Factor by which the image is downscaled while it is read.
+        is_downscaled: Whether the file itself is downscaled, as in ``images_2/``.
+        mask: Path of a mask with the same aspect ratio, white for valid pixels.
         points: [P, 3] sparse points observed in the image, world frame.
         point_ids: [P] int64 ids of these points.
-        near: Depth of the near plane, see :class:`tsplat.scene.Camera`.
-        border: Width of the border that does not count, in pixels of the lens.
+        near: Near plane, see :class:`tsplat.scene.Camera`.
+        border: Width of the border that is masked out, in pixels of the lens.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Photograph:
 
 
 def check_test_every(test_every: int) -> None:
-    """Raises ArgumentError unless some views are left for training."""
+    """Raises ArgumentError if no views would be left for training."""
     if test_every == 1:
         raise ArgumentError(
             "test_every: 1 holds out every view, so that none is left for training; expected 0 for no held-out views, "
@@ -102,12 +102,14 @@ def check_test_every(test_every: int) -> None:
 
 
 def is_held_out(index: int, test_every: int) -> bool:
-    """Returns whether the view with an index, in the order of names, is held out: the first of each `test_every`."""
+    """Returns whether the view with an index, in the order of names, is held out: every `test_every`-th, starting with
+    the first."""
     return test_every > 0 and index % test_every == 0
 
 
 def find_usable(paths: Sequence[Path], strict: bool) -> tuple[list[int], list[str]]:
-    """Returns the indices of the images that exist and that Pillow can read, unlike HEIC, and notes on the others."""
+    """Returns the indices of the images that exist and that Pillow can read (unlike HEIC), and notes about the
+    others."""
     missing = [i for i, path in enumerate(paths) if not os.path.isfile(path)]
     unreadable = [i for i in set(range(len(paths))).difference(missing) if _is_unreadable(paths[i])]
     left_out = {*missing, *unreadable}
@@ -139,8 +141,8 @@ def _is_unreadable(path: Path) -> bool:
 
 
 def find_copies(paths: Sequence[Path]) -> dict[int, int]:
-    """Returns the index of each file that has the content of an earlier one, and the index of that one."""
-    # Few files are read as a whole: those of equal size whose samples are equal, too.
+    """Maps the index of each file with the content of an earlier file to the index of that file."""
+    # Only files of equal size with equal samples are read completely.
     groups: dict[tuple[int, bytes], list[int]] = {}
     sizes = [path.stat().st_size for path in paths]
     counts = Counter(sizes)
@@ -159,7 +161,7 @@ def find_copies(paths: Sequence[Path]) -> dict[int, int]:
 
 
 def _sample(path: Path, size: int) -> bytes:
-    """Returns the digest of some bytes in the middle of a file."""
+    """Returns the hash of a sample of bytes from the middle of a file."""
     with open_file(path) as file:
         file.seek(max(size - SAMPLE, 0) // 2)
         return hashlib.sha256(file.read(SAMPLE)).digest()
@@ -190,18 +192,18 @@ def read_views(
     on_progress: OnProgress | None = None,
     cameras: CameraKind = "undistorted",
 ) -> list[View]:
-    """Reads photographs in several threads. Views are in the order of the photographs.
+    """Reads photographs in several threads; the views are in the order of the photographs.
 
-    Images that take more than 1 GiB together are read when they are used, and a cache keeps at most as much.
+    If the images take more than 1 GiB together, they are read on demand, and a cache keeps at most 1 GiB.
 
     Distorted images and their masks are undistorted to pinhole or equidistant fisheye images of the same size. Pixels
-    without a source are masked out. With ``cameras="native"``, images stay as they are, and cameras are distorted,
-    unless the rasterizer has no such lens. Transparent images are composited over a background in [0, 1]; None masks
-    out pixels whose alpha is less than one half.
+    without a source are masked out. With ``cameras="native"``, images are not resampled and cameras are distorted, if
+    the rasterizer supports the lens. Transparent images are composited over a background in [0, 1]; None masks out
+    pixels whose alpha is below one half.
 
-    The EXIF orientation of an image is ignored, as COLMAP, instant-ngp and nerfstudio do, if its size as stored fits
-    its camera; so it is if the image is square. If only the transposed size fits, the cameras were computed from
-    rotated images, and the image is rotated as its orientation says.
+    The EXIF orientation of an image is ignored, as in COLMAP, instant-ngp and nerfstudio, if the image's stored size
+    fits its camera, which includes square images. If only the transposed size fits, the cameras were computed from
+    rotated images, and the image is rotated by its orientation.
     """
     _check_masks([photograph.mask for photograph in photographs if photograph.mask])
     if cameras == "native":
@@ -209,7 +211,7 @@ def read_views(
     layouts = list(reported(map(_find_layout, photographs), len(photographs), "checking"))
     largest = max((math.prod(layout.size) for layout in layouts), default=1)
     distorted = [(p.lens, *s.size) for p, s in zip(photographs, layouts) if _is_resampled(p.lens, cameras)]
-    # The map of a lens that one image has is not kept: survey software may give each image its own.
+    # Maps of lenses with a single image are not kept, because survey software may give each image its own lens.
     undistortions: Undistortions = {key: Undistortion(*key) for key, count in Counter(distorted).items() if count > 1}
     reads = [
         functools.partial(_read_pixels, photograph, layout, background, undistortions, cameras)
@@ -233,15 +235,15 @@ def read_views(
 
 
 def n_readers(pixels: int) -> int:
-    """Returns the number of threads that read images of up to so many pixels."""
+    """Returns the number of threads for reading images of up to `pixels` pixels."""
     return max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // max(pixels, 1)))
 
 
 def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[View], list[View], list[str]]:
-    """Splits views into training and held-out ones; those without a valid pixel are left out, with a note.
+    """Splits views into training and held-out views; views without valid pixels are left out, with a note.
 
-    Such a view has nothing to train on, and its PSNR is infinite. Views whose images are read later are not left out.
-    Raises FileError if no training view is left.
+    Such views have nothing to train on, and their PSNR is infinite. Views whose images are read on demand are not
+    checked. Raises FileError if no training view is left.
     """
     usable = [isinstance(view, StoredView) or view.mask is None or bool(view.mask.any()) for view in views]
     train = [view for view, is_test, has_pixels in zip(views, held_out, usable) if has_pixels and not is_test]
@@ -259,7 +261,7 @@ def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[V
 
 
 def _note_copies(train: Sequence[View], test: Sequence[View]) -> list[str]:
-    """Returns a note if held-out photographs are copies of training ones, whose scores they then have."""
+    """Returns a note if held-out photographs are copies of training photographs, which makes scores too high."""
     if not test:
         return []
     copies = find_copies([view.files[0] for view in (*train, *test)])
@@ -275,7 +277,7 @@ def _note_copies(train: Sequence[View], test: Sequence[View]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _ImageLayout:
-    """Width and height of an image after it is rotated, those of its view, and the EXIF orientation; 1 for none."""
+    """Size of an image after rotation, size of its view, and the EXIF orientation to apply; 1 for none."""
 
     size: tuple[int, int]
     view_size: tuple[int, int]
@@ -283,7 +285,7 @@ class _ImageLayout:
 
 
 def _find_layout(photograph: Photograph) -> _ImageLayout:
-    """Decides whether an image is rotated, and checks that it fits its camera."""
+    """Decides whether an image must be rotated, and checks that it fits its camera."""
     lens, info = photograph.lens, read_image_info(photograph.path)
     size, full, orientation = (info.width, info.height), (lens.width, lens.height), 1
     fits, turned_fits = _has_aspect_ratio(*size, *full), info.is_sideways and _has_aspect_ratio(*size[::-1], *full)
@@ -310,7 +312,7 @@ def _read_pixels(
     undistortion = undistortions.get(key)
     if undistortion is None and _is_resampled(photograph.lens, cameras):
         undistortion = Undistortion(*key)
-    # Undistortion needs the full image; otherwise it is downscaled while it is read.
+    # Undistortion needs the full image; otherwise the image is downscaled while it is read.
     read_size = layout.size if undistortion is not None else size
     stored_size = read_size if layout.orientation not in SWAPPED_ORIENTATIONS else read_size[::-1]
     image = read_image(photograph.path, background, size=stored_size, keep_alpha=background is None)
@@ -338,7 +340,8 @@ def _read_pixels(
 
 
 def _inside_border(image: Tensor, share: float) -> Tensor:
-    """Returns which pixels of an image [H, W, 3] are inside of a border as wide as a share of the image. [H, W] bool"""
+    """Returns a mask [H, W] bool of the pixels of an image [H, W, 3] inside a border; `share` is its width relative to
+    the image."""
     width = math.ceil(share * image.shape[1])
     inside = torch.zeros(image.shape[:2], dtype=torch.bool, device="cpu")
     inside[width : image.shape[0] - width, width : image.shape[1] - width] = True
@@ -370,7 +373,7 @@ def _describe(photograph: Photograph, layout: _ImageLayout, cameras: CameraKind)
 
 
 def _split_alpha(image: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the colors [H, W, 3] of an image [H, W, 4] that is composited over black, and where it is opaque."""
+    """Splits an image [H, W, 4] composited over black into its colors [H, W, 3] and a mask of opaque pixels."""
     color, alpha = torch.empty_like(image[..., :3]), image[..., 3:]
     for first in range(0, len(image), 256):
         rows = slice(first, first + 256)
@@ -380,7 +383,8 @@ def _split_alpha(image: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _read_mask(path: Path, layout: _ImageLayout, size: tuple[int, int]) -> Tensor:
-    """Reads the mask of an image, [H, W, 1] uint8, downscaled to `size`; rotated with its image if only that fits."""
+    """Reads the mask of an image, [H, W, 1] uint8, downscaled to `size`; it is rotated like its image if only that
+    fits."""
     info, orientation = read_image_info(path), 1
     width, height = info.width, info.height
     if not _has_aspect_ratio(width, height, *layout.size) and _has_aspect_ratio(height, width, *layout.size):
@@ -402,7 +406,8 @@ def _has_aspect_ratio(width: int, height: int, full_width: int, full_height: int
 def _project_visible(
     points: Tensor, viewmat: Tensor, lens: Lens, K: Tensor, width: int, height: int
 ) -> tuple[Tensor, Tensor]:
-    """Projects points [P, 3]. Returns pixel x, y and depth of those in the image, [Q, 3] fp32, and their rows [Q]."""
+    """Projects points [P, 3]. Returns pixel x, y and depth of the points in the image, [Q, 3] fp32, and their row
+    indices [Q]."""
     camera = points.double() @ viewmat[:3, :3].T + viewmat[:3, 3]
     shown, depths, rows = lens.project(camera)
     pixels = shown * K.diagonal()[:2] + K[:2, 2]
@@ -416,13 +421,13 @@ def _is_resampled(lens: Lens, cameras: CameraKind) -> bool:
 
 
 def _native(lens: Lens) -> Lens:
-    """Returns the lens of the rasterizer that shows what a lens does; the same if there is none."""
+    """Returns the rasterizer's equivalent of a lens; the lens itself if there is none."""
     native = native_lens(lens)
     return lens if native is None else native[0]
 
 
 def camera_warnings(photographs: Sequence[Photograph], where: Path) -> list[str]:
-    """Returns notes on cameras of a file, `where`, that can be rendered, but are probably wrong."""
+    """Returns notes about cameras of the file `where` that can be rendered but are probably wrong."""
     notes = []
     doubtful = [photograph for photograph in photographs if photograph.lens.doubt is not None]
     if doubtful:
@@ -436,9 +441,9 @@ def camera_warnings(photographs: Sequence[Photograph], where: Path) -> list[str]
 
 
 def note_lenses(photographs: Sequence[Photograph], where: Path, cameras: CameraKind) -> list[str]:
-    """Returns notes on the photographs of a file, `where`, whose lenses are not OpenCV's: which images they become.
+    """Returns notes that say how photographs of the file `where` with lenses other than OpenCV's are resampled.
 
-    So with native cameras are those whose lenses have a skew, and are resampled.
+    With native cameras, these are the photographs whose lenses have skew.
     """
     groups: dict[tuple[str, str], list[Photograph]] = {}
     for photograph in photographs:
@@ -451,7 +456,7 @@ def note_lenses(photographs: Sequence[Photograph], where: Path, cameras: CameraK
 
 
 def _describe_group(name: str, result: str, photographs: Sequence[Photograph]) -> str:
-    """Describes photographs of one model of COLMAP that become fisheye or pinhole images, or are kept as taken."""
+    """Describes photographs with one COLMAP model that become fisheye or pinhole images, or are not resampled."""
     lenses = list(dict.fromkeys(photograph.lens for photograph in photographs))
     cameras = "1 camera" if len(lenses) == 1 else f"{len(lenses)} cameras"
     about = f"{len(photographs)} photographs of {cameras} with the lens {name} (first: {photographs[0].name})"
@@ -466,7 +471,7 @@ def _describe_group(name: str, result: str, photographs: Sequence[Photograph]) -
 
 
 def _check_masks(paths: Sequence[Path]) -> None:
-    """Raises for all missing masks at once, before any file is read."""
+    """Raises one FileError for all missing masks, before any file is read."""
     missing = [path for path in paths if not os.path.isfile(path)]
     if missing:
         more = f", and {len(missing) - 1} more of {len(paths)} masks are missing" if len(missing) > 1 else ""

@@ -1,4 +1,4 @@
-"""Captures of photographs with poses: moved to a frame that single precision holds, and then read."""
+"""Moves photographs with poses to a frame that suits single precision, and reads them as a capture."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from .photographs import (
 from .views import Capture, Color
 
 Frame = LocalFrame | Literal["model", "local", "normalized"]
-"""The frame of a capture: that of the model, the local one, the normalized one, or the local frame of a run."""
+"""The frame of a capture: by name, or the local frame of an existing run."""
 
 NAMED_MAX = 3
-"""Number of photographs that a note names."""
+"""Maximum number of photographs that a note names."""
 
 HeldOut = Callable[[Sequence[Photograph], Sequence[str]], list[bool]]
-"""Returns which photographs are held out, given also the notes so far."""
+"""Returns which photographs are held out, given the photographs and the notes so far."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """Options of all readers of captures, named as the arguments of :func:`tsplat.scene.read_colmap`.
+    """Options of all readers of captures, named like the arguments of :func:`tsplat.scene.read_colmap`.
 
     Raises:
         ArgumentError: A number is out of range.
@@ -82,17 +82,18 @@ def read_posed(
     notes: Sequence[str],
     held_out: HeldOut | None = None,
 ) -> Capture:
-    """Reads photographs that exist, as :func:`read_views` does, and returns their capture.
+    """Reads existing photographs with :func:`read_views`, and returns their capture.
 
     Args:
-        photographs: With poses and points in the frame of the files.
-        points: The points that training starts from.
+        photographs: Photographs with poses and points in the frame of the files.
+        points: Initial points.
         file: File that the cameras were read from, for the notes.
+        options: Options of the reader.
         notes: First notes of the capture.
-        held_out: None to hold out one of every so many photographs, in their order.
+        held_out: Selects held-out photographs; None for every ``test_every``-th photograph.
 
     Raises:
-        ArgumentError: The frame is normalized, and all cameras are at one place.
+        ArgumentError: The frame is normalized, and all cameras have the same position.
         FileError: A file cannot be read, or no training view is left.
     """
     notes = [*notes, *note_lenses(photographs, file, options.cameras), *camera_warnings(photographs, file)]
@@ -125,11 +126,11 @@ class Placed:
     """Photographs and points in the frame of a capture.
 
     Attributes:
-        photographs: With poses and points in this frame, and near planes.
-        left_out: Names of the others, whose cameras are outliers that do not show the scene.
-        points: [P, 3] fp32.
-        frame: Relation between this frame and that of the model.
-        notes: About the cameras.
+        photographs: Photographs with poses and points in this frame, and with near planes.
+        left_out: Names of photographs that are left out because their cameras are outliers that do not show the scene.
+        points: [P, 3] fp32 initial points in this frame.
+        frame: Relation between this frame and the frame of the model.
+        notes: Notes about the cameras.
     """
 
     photographs: list[Photograph]
@@ -147,18 +148,19 @@ def place(
     *,
     keep_far: bool = False,
 ) -> Placed:
-    """Moves photographs and points from the frame of the files to that of a capture, in double precision.
+    """Moves photographs and points from the frame of the files to the frame of a capture, in double precision.
 
-    The result is that without the photographs that are left out.
+    Photographs that are left out do not affect the result.
 
     Args:
-        points: [P, 3] fp64, or what draws them in the local frame.
+        photographs: Photographs in the frame of the files.
+        points: [P, 3] fp64, or a function that draws them in the local frame.
         frame: The frame of the capture.
-        file: File that they were read from, for the notes.
-        keep_far: Whether no photograph is left out.
+        file: File that the photographs were read from, for the notes.
+        keep_far: Whether to keep all photographs.
 
     Raises:
-        ArgumentError: The frame is normalized, and all cameras are at one place.
+        ArgumentError: The frame is normalized, and all cameras have the same position.
     """
     positions = torch.stack([_position(photograph) for photograph in photographs])
     names = [photograph.name for photograph in photographs]
@@ -201,13 +203,13 @@ def place(
 
 
 def _seen(photograph: Photograph, points: Tensor) -> Tensor:
-    """Returns the points that a photograph is known to show, or else all points of the scene."""
+    """Returns the points that are observed in a photograph, or all points of the scene if these are unknown."""
     observed = photograph.points
     return points if observed is None or len(observed) < SHOWN_POINTS else observed
 
 
 def _note_left_out(names: Sequence[str], positions: Tensor, chosen: Sequence[int], file: object) -> str:
-    """Returns a note on the cameras, of positions [C, 3], that are left out."""
+    """Returns a note about the cameras that are left out, given all positions [C, 3]."""
     return (
         f"{file}: left out {_name(names, chosen)}, whose cameras are far from the others, "
         f"{_distance(positions, chosen)}, and show nothing of the points, or a spot; their poses are probably wrong. "
@@ -216,7 +218,7 @@ def _note_left_out(names: Sequence[str], positions: Tensor, chosen: Sequence[int
 
 
 def _note_outliers(names: Sequence[str], positions: Tensor, outliers: Sequence[int], file: object) -> str:
-    """Returns a note on the cameras, of positions [C, 3], that are far from the others, and kept."""
+    """Returns a note about outlier cameras that are kept, given all positions [C, 3]."""
     return (
         f"{file}: the cameras of {_name(names, outliers)} are far from the others, {_distance(positions, outliers)}; "
         "the extent of the scene leaves them out"

@@ -1,4 +1,4 @@
-"""A procedural scene that needs no data: ray-traced textured solids on a round table.
+"""Renders a procedural scene that needs no data: ray-traced textured solids on a round table.
 
 Solids are signed distance functions, intersected by sphere tracing (Hart, "Sphere tracing", 1996) within their bounding
 spheres and boxes. The shading does not depend on the view: a sun with shadows, sky light and ambient occlusion. The
@@ -33,13 +33,13 @@ SUN = (-0.45, -0.8, -0.4)
 SUNLIGHT, SKYLIGHT = (0.72, 0.66, 0.58), (0.24, 0.28, 0.34)
 
 NEAREST = 3e-4
-"""Distance to a surface below which a ray has hit it."""
+"""Distance below which a ray hits a surface."""
 
 STEPS = 64
-"""Maximum number of sphere tracing steps; a ray that needs more misses."""
+"""Maximum number of sphere tracing steps; a ray that needs more counts as a miss."""
 
 BATCH = 500_000
-"""Number of rays to trace together; a view is not divided."""
+"""Number of rays to trace together; views are not split."""
 
 Point = tuple[float, float, float]
 Field = Callable[[Tensor], Tensor]
@@ -50,7 +50,7 @@ class Solid:
     """A shape with a signed distance function, in a frame whose origin is its center.
 
     Attributes:
-        radius, half: Radius of a bounding sphere, and half the extents of a bounding box around the center.
+        radius, half: Radius of a bounding sphere, and half the side lengths of a bounding box, around the center.
         field: Signed distance [R] of points [3, R] in the solid's frame.
         color: RGB [3, R] of surface points [3, R] in the solid's frame.
         turn: Rotation of the solid about the vertical axis, in degrees.
@@ -102,7 +102,7 @@ def procedural_capture(
 
     Args:
         width, height: Image size in pixels.
-        n_train, n_test: Number of training views, and of held-out views between them.
+        n_train, n_test: Number of training views, and number of held-out views between them.
         n_points: Number of points.
         supersampling: The square root of the number of rays per pixel.
         position_noise: Standard deviation of the noise added to point coordinates, world units. The table is 3.5 wide.
@@ -128,7 +128,7 @@ def procedural_capture(
     test = _ring(n_test, low=22.0, high=38.0, turn=180.0 / n_train)
 
     def traced(poses: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yields images of 8 bits; and the surface points of a ray per pixel, and their colors, [R, 3] each."""
+        """Yields 8-bit images, and the surface points of one ray per pixel with their colors, [R, 3] each."""
         for batch in torch.split(poses.to(device), max(1, BATCH // (width * height * supersampling**2))):
             images, *samples = trace(batch, K.to(device), width, height, supersampling)
             points, shades = (sample[:, :: supersampling**2].T.contiguous() for sample in samples)
@@ -200,7 +200,7 @@ def _march(solid: Solid, origins: Tensor, directions: Tensor) -> Tensor:
     active = (along + half > 0).nonzero().squeeze(1)
     depths = torch.full_like(along, torch.inf)
     start, direction = (solid.rotated(vectors.index_select(1, active)) for vectors in (offsets, directions))
-    # The part of each ray within the bounding sphere and box.
+    # Restrict each ray to the bounding sphere and box.
     extent = start.new_tensor(solid.half)[:, None] * direction.sign()
     t = torch.maximum((along - half)[active].clamp_min(0), ((-extent - start) / direction).amax(0))
     end = torch.minimum((along + half)[active], ((extent - start) / direction).amin(0))
@@ -317,7 +317,7 @@ def _beach_ball(points: Tensor) -> Tensor:
 
 
 def _dice(points: Tensor) -> Tensor:
-    # The two smaller coordinates are those on the face.
+    # The two smaller coordinates are the coordinates on the face.
     smallest, middle, _ = points.abs().sort(0).values
     dot = smallest**2 + middle**2 < 0.32**2
     corner = (smallest - 0.6) ** 2 + (middle - 0.6) ** 2 < 0.22**2
