@@ -1,10 +1,10 @@
-"""Cameras of RealityCapture and RealityScan: the tables, CSV, of registered cameras, beside the photographs.
+"""Reads cameras of RealityCapture and RealityScan: CSV tables of registered cameras, beside the photographs.
 
-Two exports have all that is needed. "Internal/External camera parameters" has positions, and yaw, pitch and roll in
-degrees: all zero, a camera looks down, with the top of the image to +y, in a world whose z points up. Focal lengths are
-in millimeters for a longer side of 36 mm, and principal points are offsets from the center of the image over the longer
-side. "OpenCV-compliant Internal/External Camera Parameters" has world-to-camera matrices, and pixels. The lens of both
-is Brown's with four radial coefficients; t1 and t2 are p2 and p1 of OpenCV.
+Two exports are supported. "Internal/External camera parameters" contains positions, and yaw, pitch and roll in degrees.
+If these are zero, the camera looks down, with the top of the image towards +y, in a world with z up. Focal lengths are
+in millimeters for a longer side of 36 mm; principal points are offsets from the image center, divided by the longer
+side. "OpenCV-compliant Internal/External Camera Parameters" contains world-to-camera matrices, and intrinsics in
+pixels. Both use Brown's lens with four radial coefficients; t1 and t2 are OpenCV's p2 and p1.
 """
 
 from collections.abc import Sequence
@@ -32,27 +32,27 @@ BYTES_MAX = 1 << 26
 HEADER_BYTES = 4096
 
 SYNONYMS = {"yaw": "heading", "z": "alt", "f_35mm": "f", "px_norm": "px", "py_norm": "py"}
-"""Names of columns of RealityScan 2 -> those of RealityCapture."""
+"""Column name in RealityScan 2 -> column name in RealityCapture."""
 
 ANGLES = ("x", "y", "alt", "heading", "pitch", "roll", "f")
-"""Columns of "Internal/External camera parameters" without which it is not used."""
+"""Required columns of "Internal/External camera parameters"."""
 
 MATRIX = (*(f"r{i}{j}" for i in range(3) for j in range(3)), "tx", "ty", "tz", "f_pix", "px_pix", "py_pix")
-"""Columns of "OpenCV-compliant Internal/External Camera Parameters" without which it is not used."""
+"""Required columns of "OpenCV-compliant Internal/External Camera Parameters"."""
 
 LENS = ("k1", "k2", "k3", "k4", "t1", "t2")
 
 SENSOR_WIDTH = 36.0
-"""Width in millimeters of the sensor for which focal lengths are given."""
+"""Sensor width in millimeters that focal lengths refer to."""
 
 FLATNESS = 100.0
-"""Positions look like degrees and meters if heights differ by so many times more than horizontal coordinates."""
+"""Positions look like degrees and meters if the range of heights exceeds this factor times the horizontal range."""
 
 
 def find_cameras_table(folder: Path) -> Path | None:
-    """Returns the table of cameras in a folder, or `folder` if it is one; None for none or several.
+    """Returns the camera table in a folder, or `folder` if it is one; None if there is not exactly one.
 
-    A table with angles is preferred to others.
+    Tables with angles are preferred.
     """
     if folder.suffix.lower() == ".csv":
         return folder if _columns_of(folder) else None
@@ -66,18 +66,18 @@ def find_cameras_table(folder: Path) -> Path | None:
 
 
 def read_realitycapture(file: Path, options: ReadOptions) -> Capture:
-    """Reads photographs with the cameras of a table that RealityCapture or RealityScan exported.
+    """Reads photographs with the cameras of a table exported by RealityCapture or RealityScan.
 
-    Photographs are looked up by their name, with any suffix, in ``images/`` or beside the file. Initial points are
-    those of the only point cloud beside it, or random ones.
+    Photographs are looked up by their name, with any suffix, in ``images/`` or beside the file. Initial points are read
+    from a point cloud beside the file if there is exactly one; otherwise they are random.
 
     Args:
-        file: As :func:`find_cameras_table` returns it.
+        file: File that :func:`find_cameras_table` returns.
         options: See :func:`read_colmap`.
 
     Raises:
         FileError: A file is missing or cannot be read, or a value in it is missing or invalid.
-        UnsupportedError: A table without orientations or lenses, coordinates in degrees, or a lens that is not
+        UnsupportedError: The table lacks orientations or lenses, coordinates are in degrees, or a lens is not
             implemented.
         ArgumentError: There are fewer than two photographs.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
@@ -91,7 +91,7 @@ def read_realitycapture(file: Path, options: ReadOptions) -> Capture:
 
 
 def _columns_of(path: Path) -> list[str]:
-    """Returns the names of the columns of a file that begins as RealityCapture's tables do; none of other files."""
+    """Returns the column names of a file that begins like RealityCapture's tables; empty for other files."""
     if not path.is_file():
         return []
     with open_file(path) as file:
@@ -100,7 +100,7 @@ def _columns_of(path: Path) -> list[str]:
 
 
 def _columns(line: str) -> list[str]:
-    """Returns the names of a header, without the explanation in parentheses that may follow; none of other lines."""
+    """Returns the column names of a header line, without explanations in parentheses; empty for other lines."""
     if not line.startswith("#"):
         return []
     names = [word.strip().lower() for word in line[1:].partition("(")[0].strip(" ,").split(",")]
@@ -109,7 +109,7 @@ def _columns(line: str) -> list[str]:
 
 
 def _read_rows(file: Path) -> list[tuple[str, dict[str, float]]]:
-    """Returns the name and the numbers of each camera of a table."""
+    """Returns the name and the numbers of each camera in a table."""
     lines = read_file(file, BYTES_MAX).decode("utf-8-sig", "replace").splitlines()
     columns = _columns_of(file)
     repeated = next((name for i, name in enumerate(columns) if name in columns[:i]), None)
@@ -124,7 +124,7 @@ def _read_rows(file: Path) -> list[tuple[str, dict[str, float]]]:
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        # Names may have commas.
+        # Names may contain commas.
         name, *words = line.rsplit(",", len(columns) - 1)
         if len(words) != len(columns) - 1:
             raise FileError(f"{file}: line {number}: expected {len(columns)} values, found {len(words) + 1}")
@@ -144,7 +144,7 @@ def _read_rows(file: Path) -> list[tuple[str, dict[str, float]]]:
 
 
 def _read_cameras(file: Path, rows: Sequence[tuple[Path, str, dict[str, float]]], notes: list[str]) -> list[Photograph]:
-    """Returns the photographs of images, names and numbers, sorted by name. Adds to `notes`."""
+    """Returns the photographs for rows of (image, name, numbers), sorted by name. Appends to `notes`."""
     cameras = []
     lenses: dict[tuple[object, ...], tuple[int, Lens]] = {}
     doubts: dict[str, int] = {}
@@ -179,10 +179,10 @@ def _read_pose(values: dict[str, float], where: str) -> tuple[Tensor, Tensor]:
 
 
 def rotation_of(angles: Tensor) -> Tensor:
-    """Returns the world-to-camera rotation [3, 3] fp64 of yaw, pitch and roll [3] in degrees.
+    """Returns the world-to-camera rotation [3, 3] fp64 for yaw, pitch and roll [3] in degrees.
 
-    As Epic's page "Registration export and camera orientations" says: the camera is turned about its y axis by the
-    roll, then about x by the pitch, and about z by the yaw, clockwise as seen from above.
+    According to Epic's page "Registration export and camera orientations", the camera is rotated about its y axis by
+    the roll, then about x by the pitch, and about z by the yaw, clockwise as seen from above.
     """
     (cz, cx, cy), (sz, sx, sy) = torch.deg2rad(angles).cos().tolist(), torch.deg2rad(angles).sin().tolist()
     rows = [
@@ -194,7 +194,7 @@ def rotation_of(angles: Tensor) -> Tensor:
 
 
 def _read_lens(values: dict[str, float], size: tuple[int, int], where: str, doubts: dict[str, int]) -> Lens:
-    """Returns the lens of a camera of a photograph of a size. Counts ambiguous values in `doubts`."""
+    """Returns the lens of a camera, given the size of its photograph. Counts ambiguous values in `doubts`."""
     width, height = size
     if "f_pix" in values:
         f, cx, cy = values["f_pix"], values["px_pix"], values["py_pix"]
@@ -206,7 +206,7 @@ def _read_lens(values: dict[str, float], size: tuple[int, int], where: str, doub
     *k, t1, t2 = (values.get(name, 0.0) for name in LENS)
     K = (f, f, cx, cy)
     if k[0] and not any((*k[1:], t1, t2)):
-        # The table does not name the model; both agree to first order.
+        # The table does not name the lens model; Brown's and the division model agree to first order.
         pixels = 2 * k[0] ** 2 * corner_radius(size, K) ** 5 * f
         if pixels > 1:
             raise UnsupportedError(

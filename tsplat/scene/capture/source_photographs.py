@@ -1,6 +1,6 @@
-"""The photographs and masks that a scene is computed from: found, decoded once, linked, and converted for COLMAP.
+"""Finds, decodes, links and converts the photographs and masks that a scene is computed from.
 
-What Pillow cannot decode cannot be trained on, and what COLMAP cannot decode becomes a PNG.
+Photographs that Pillow cannot decode are left out; photographs that COLMAP cannot decode are converted to PNG.
 """
 
 import dataclasses
@@ -21,22 +21,22 @@ from .photographs import CONVERT, PHOTOGRAPH_SUFFIXES, UNSUPPORTED_SUFFIXES, fin
 from .video_frames import VIDEO_SUFFIXES
 
 OTHER_SUFFIXES = (".jpe", ".jfif", ".jp2", ".j2k", ".avif", ".heic", ".heif", ".hif", ".jxl")
-"""Photographs that Pillow can read, some of them with plugins. It takes the preview of a raw image for its image."""
+"""Suffixes of other photographs that Pillow can read, some with plugins. Raw formats are missing because Pillow would
+read their preview."""
 
 SIDE_MIN = 4
-"""Pixels of the shorter side, at the size at which features are extracted, below which there are none, and COLMAP
-crashes."""
+"""Minimum shorter side in pixels, at the size at which features are extracted; below it, COLMAP crashes."""
 
 PANORAMA_TOLERANCE = 0.01
-"""Relative difference of the width of a panorama from twice its height that is accepted."""
+"""Accepted relative difference between the width of a panorama and twice its height."""
 
 NAMES_MAX = 10
-"""Names of photographs in a note."""
+"""Maximum number of photographs that a note names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A photograph in the user's folder, and what its header says."""
+    """A photograph in the user's folder, with its header."""
 
     path: Path
     info: ImageInfo
@@ -50,11 +50,11 @@ def find_photographs(
     single_camera: bool,
     on_decoded: Callable[[int], object] = lambda _: None,
 ) -> tuple[dict[str, Source], list[str]]:
-    """Returns the photographs in a folder by name, in order, and notes, after checking that they can be used.
+    """Returns the usable photographs in a folder by name, in order, and notes.
 
-    Subfolders are searched, but not those of masks, of scenes, and hidden ones. Photographs that cannot be decoded, or
-    are too narrow at `max_size`, are left out with a note. `on_decoded` is called with the number of photographs, again
-    and again while they are decoded.
+    Subfolders are searched, except for hidden folders, masks and scenes. Photographs that cannot be decoded, or are too
+    narrow at `max_size`, are left out with a note. `on_decoded` is called repeatedly with the number of decoded
+    photographs.
     """
     if not photos.is_dir():
         what = "not a folder of photographs" if photos.exists() else "no such folder"
@@ -106,7 +106,7 @@ def find_photographs(
 
 
 def _decode(paths: Sequence[Path], on_decoded: Callable[[int], object]) -> list[ImageInfo | FileError]:
-    """Decodes photographs in several threads. Returns their headers, or the errors of those that cannot be read."""
+    """Decodes photographs in several threads. Returns the header of each, or the error if it cannot be read."""
 
     def read(path: Path, decoded: bool = True) -> ImageInfo | FileError:
         try:
@@ -158,16 +158,16 @@ def _note_copies(files: dict[str, Source]) -> list[str]:
 
 
 def _has_photographs(folder: Path, masks: Path | None) -> bool:
-    """Returns whether a subfolder may have photographs: it is not hidden, and holds neither masks nor a scene."""
+    """Returns whether a subfolder may contain photographs: it is not hidden, not the masks, and not a scene."""
     if folder.name.startswith(".") or (folder / "sparse").is_dir():
         return False
     return masks is None or folder.resolve() != masks.resolve()
 
 
 def link_masks(masks: Path, folder: Path, files: dict[str, Source]) -> list[str]:
-    """Links the masks of photographs to where COLMAP and training find them: ``a.jpg.png`` in a folder.
+    """Links the masks of photographs into a folder under the names that COLMAP and training expect, ``a.jpg.png``.
 
-    COLMAP needs one of each photograph: those that have none get a white one, of which a note is returned.
+    COLMAP needs a mask for each photograph: photographs without a mask get a white one, and a note is returned.
     """
     from PIL import Image
 
@@ -189,7 +189,7 @@ def link_masks(masks: Path, folder: Path, files: dict[str, Source]) -> list[str]
                 f"{mask_info.width}×{mask_info.height}"
             )
         if mask not in checked:
-            read_mask(mask)  # as training does
+            read_mask(mask)  # the same check as in training
             checked.add(mask)
         if mask.suffix.lower() == ".png":
             link(mask, target)
@@ -202,7 +202,7 @@ def link_masks(masks: Path, folder: Path, files: dict[str, Source]) -> list[str]
 
 
 def check_panoramas(files: dict[str, Source]) -> None:
-    """Raises ArgumentError for a photograph that cannot show 360 by 180 degrees, as it is not twice as wide as high."""
+    """Raises ArgumentError for photographs that are not twice as wide as high and so cannot show 360 by 180 degrees."""
     for name, source in files.items():
         width, height = source.info.width, source.info.height
         if abs(width - 2 * height) > max(2.0, PANORAMA_TOLERANCE * width):
@@ -213,9 +213,9 @@ def check_panoramas(files: dict[str, Source]) -> None:
 
 
 def mask_panoramas(folder: Path, files: dict[str, Source], below: float) -> None:
-    """Masks what is more than `below` degrees under the middle row of panoramas, besides what masks in a folder mask.
+    """Masks the part of panoramas more than `below` degrees below the middle row, in addition to the masks in a folder.
 
-    Those of the same size without a mask have links to one file.
+    Panoramas of the same size without other masks share one file by links.
     """
     from PIL import Image
 
@@ -238,7 +238,8 @@ def mask_panoramas(folder: Path, files: dict[str, Source], below: float) -> None
 
 
 def convert_photographs(names: Sequence[str], images: Path, masks: Path | None) -> dict[str, str]:
-    """Replaces linked photographs by PNGs, ``a.webp.png`` for ``a.webp``, and renames masks; returns new names."""
+    """Replaces linked photographs by PNGs, ``a.webp`` by ``a.webp.png``, and renames masks; returns old names -> new
+    names."""
     renamed = {}
     for name in names:
         new = f"{name}.png"
@@ -253,7 +254,7 @@ def convert_photographs(names: Sequence[str], images: Path, masks: Path | None) 
 
 
 def link(file: Path, target: Path) -> None:
-    """Creates a hard link, or a copy if that is not possible, and the folder that it is in."""
+    """Creates a hard link, or a copy if that is not possible, and its folder."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file.resolve(), target)

@@ -1,4 +1,4 @@
-"""Structure-from-motion: computes camera poses and sparse points from photographs or a video, with COLMAP."""
+"""Structure-from-motion: computes camera poses and sparse points from photographs or a video with COLMAP."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ SEED_MAX = 2**31 - 1
 MATCHINGS = ("auto", *get_args(Matching))
 
 FEW_FEATURES = 100
-"""Features below which a photograph shows too little to be registered."""
+"""Number of features below which a photograph probably cannot be registered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Prepared:
         error: Mean reprojection error in pixels.
         n_models: Number of disconnected models found; the one with the most photographs is kept.
         notes: Notes for the user, such as skipped photographs, one sentence each.
-        reasons: Name of each photograph without a camera pose -> why, and what to do.
+        reasons: Name of each photograph without a camera pose -> reason and advice.
     """
 
     registered: tuple[str, ...]
@@ -77,52 +77,53 @@ def prepare(
     """Computes a COLMAP scene (``images/`` and ``sparse/0/``) from photographs, for :func:`tsplat.scene.read_colmap`.
 
     ``cameras.png`` in the scene shows the cameras and points from above and from the side. The scene is created in a
-    hidden temporary folder, and moved at the end, so that ``out`` is complete or absent, or empty if it was there.
-    SIGTERM and SIGHUP remove the folder and exit. The next call with the same ``out`` removes what a killed process has
-    left.
+    hidden temporary folder and moved at the end, so that ``out`` is complete or absent; a folder that existed before
+    stays empty. SIGTERM and SIGHUP remove the temporary folder and exit. The next call with the same ``out`` removes
+    leftovers of a killed process.
 
-    Photographs are decoded once before anything is computed. Those that cannot be are skipped with a note, and those
-    that COLMAP cannot read, such as WebP, are converted to PNG.
+    All photographs are decoded once before anything is computed. Photographs that cannot be decoded are skipped with a
+    note; photographs that COLMAP cannot read, such as WebP, are converted to PNG.
 
     COLMAP ignores the EXIF orientation, and so does :func:`tsplat.scene.read_colmap`: both use the pixels as stored.
 
     Args:
-        photos: A folder with at least two photographs, or a video, of which frames become photographs. Photographs in
-            subfolders are used, too, but not those in other scenes.
-        out: The new folder of the scene, or one that is empty, such as a mount point or a link to an empty folder.
+        photos: A folder with at least two photographs, or a video whose frames become photographs. Photographs in
+            subfolders are used, too, except in folders of other scenes.
+        out: The new folder of the scene, or an empty folder, such as a mount point or a link to an empty folder.
             Photographs are hard-linked if possible.
         max_size: Longest side in pixels at which features are extracted. The photographs are not resized.
-        single_camera: Whether all photographs of a folder share their intrinsics; otherwise each has its own. Each
-            subfolder is a camera of its own.
+        single_camera: Whether all photographs in a folder share their intrinsics; otherwise, each photograph has its
+            own. Each subfolder is a separate camera.
         camera_model: COLMAP's name of the camera model to estimate; ``"EQUIRECTANGULAR"`` for panoramas of 360 by 180
-            degrees, of which nothing is estimated. None is that if metadata of the photographs or the video says so
-            (GPano or Spherical Video, which 360° cameras and stitching programs write), else ``"SIMPLE_RADIAL"``.
-        matching: Photographs that each one is matched with: ``"exhaustive"``, all others; ``"sequential"``, those near
-            in the order of names, some at a distance, and some that look alike; ``"vocabulary-tree"``, the 40 that look
-            most alike. ``"auto"`` is exhaustive for up to 200 photographs or 30 frames of a video; above, it is the
-            vocabulary tree for photographs, and sequential for a video. The tree is built from the photographs. If
-            these have fewer features than it needs, 102,400 altogether, matching is exhaustive.
-        frames: Number of frames of a video, fewer if it does not move as much; None for 4 per second, 50 to 300. They
-            are chosen by sharpness and motion.
+            degrees, which have no parameters to estimate. None selects it if metadata of the photographs or the video
+            mark them as panoramas (GPano or Spherical Video, which 360° cameras and stitching programs write), and
+            otherwise ``"SIMPLE_RADIAL"``.
+        matching: Photographs that each photograph is matched with. ``"exhaustive"``: all others; ``"sequential"``:
+            those near in the order of names, some at a distance, and some that look similar; ``"vocabulary-tree"``: the
+            40 most similar ones. ``"auto"`` is exhaustive for up to 200 photographs or 30 frames of a video; for more,
+            it uses the vocabulary tree for photographs, and sequential matching for a video. The tree is built from the
+            photographs; if they have fewer features than it needs, 102,400 in total, matching is exhaustive.
+        frames: Number of frames to take from a video; fewer if the camera moves little. None for 4 per second, between
+            50 and 300. They are selected by sharpness and motion.
         masks: Masks of pixels to ignore, for features and in training: a folder with a mask ``a.png`` or ``a.jpg.png``
-            of each ``a.jpg``, or one image for all. White is valid. They become ``masks/`` of the scene.
-        mask_below: Degrees under the horizon of panoramas below which nothing counts, as the operator and the tripod
-            are there, in addition to `masks`. The horizon is the middle row.
+            for each ``a.jpg``, or one image for all. White is valid. They become ``masks/`` of the scene.
+        mask_below: Angle in degrees below the horizon, the middle row, beyond which panoramas are masked out in
+            addition to `masks`, because the operator and the tripod are there.
         seed: Random seed. Results may still vary slightly with several threads.
         on_progress: Called from the calling thread with the progress of each stage.
 
     Raises:
-        FileError: Photographs or masks are missing or cannot be read, COLMAP fails, or ``out`` is not empty, cannot be
-            written to, or is being written by another process.
-        ArgumentError: An invalid argument, photographs of several sizes in a folder with `single_camera`, a mask of
-            another size than its photograph, panoramas that are not twice as wide as high, or photographs that do not
-            overlap enough.
+        FileError: Photographs or masks are missing or cannot be read, COLMAP fails, or ``out`` is not empty, is not
+            writable, or is being written by another process.
+        ArgumentError: An argument is invalid, photographs in a folder have different sizes with `single_camera`, a mask
+            has another size than its photograph, panoramas are not twice as wide as high, or photographs do not overlap
+            enough.
         MissingExtraError: pycolmap, Pillow or Matplotlib is not installed, or imageio-ffmpeg for a video.
         OSError: Files cannot be written.
     """
     photos, out = Path(photos), Path(out)
     is_video = photos.is_file() and photos.suffix.lower() in VIDEO_SUFFIXES
-    require_installed("pycolmap")  # it runs in other processes
+    require_installed("pycolmap")  # imported in other processes only
     require("PIL", "matplotlib")
     if is_video:
         require_ffmpeg("videos")
@@ -198,10 +199,10 @@ def prepare(
         if best.points == 0:
             notes.append("there are no points: training starts from random ones")
         reasons = _explain([name for name in files if name not in best.names], pipeline, reconstructed[1:])
-        model = read_model(sparse)  # as training does, so that a file that is cut off is found
+        model = read_model(sparse)  # detects truncated files before training does
         try:
             draw_cameras(folder / "cameras.png", model, len(files))
-        except Exception as error:  # of any library, and not worth the scene
+        except Exception as error:  # the plot is optional
             notes.append(f"there is no cameras.png: {error}")
         shutil.rmtree(models)
         for leftover in folder.glob("database.db*"):
@@ -222,7 +223,7 @@ def prepare(
 
 
 def _choose_model(sources: Iterable[Source], video: Path | None) -> tuple[CameraModel, list[str]]:
-    """Returns the camera model of photographs, or of the frames of a video, by their metadata, and notes on it."""
+    """Chooses the camera model from the metadata of photographs or a video; also returns notes about it."""
     if is_marked_spherical(video) if video else all(is_marked_panorama(source.path) for source in sources):
         what = "video says that its frames" if video else "photographs says that they"
         return PANORAMA, [f"the metadata of the {what} are panoramas"]
@@ -232,7 +233,7 @@ def _choose_model(sources: Iterable[Source], video: Path | None) -> tuple[Camera
 
 
 def _explain(names: Iterable[str], pipeline: Pipeline, others: Sequence[Reconstruction]) -> dict[str, str]:
-    """Returns why photographs are not registered and what to do, by name."""
+    """Returns the name of each unregistered photograph -> reason and advice."""
     reasons = {}
     for name in names:
         n_features = pipeline.features.get(name, 0)
@@ -252,7 +253,7 @@ def _explain(names: Iterable[str], pipeline: Pipeline, others: Sequence[Reconstr
 
 
 def _note_frames(video: Path, chosen: ChosenFrames) -> list[str]:
-    """Returns notes on the frames of a video, after checking that there are enough."""
+    """Returns notes about the frames of a video, after checking that there are enough."""
     damage = f"the video is damaged or ends early ({chosen.damage}); {chosen.n_frames} frames of it can be read"
     if len(chosen.frames) < 2:
         raise ArgumentError(

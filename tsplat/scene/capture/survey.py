@@ -1,4 +1,4 @@
-"""Shared parts of the readers of survey software: photographs by name, and the capture of photographs with poses."""
+"""Functions shared by the readers of survey software: find photographs by name, and create the capture."""
 
 import dataclasses
 import os
@@ -19,7 +19,7 @@ from .views import Capture
 
 
 def find_images(file: Path, labels: Sequence[str]) -> list[Path]:
-    """Returns the photographs of labels, which may be paths of another machine; where none is, the expected path."""
+    """Finds the photographs for labels, which may be paths of another machine; missing ones get their expected path."""
     folders = [folder for folder in (file.parent / "images", file.parent) if folder.is_dir()]
     known: dict[str, Path] = {}
     for folder in reversed(folders):
@@ -36,12 +36,12 @@ def find_images(file: Path, labels: Sequence[str]) -> list[Path]:
 
 
 def name_of(image: Path, file: Path) -> str:
-    """Returns the name of the view of an image: its path relative to the folder of the file of its camera."""
+    """Returns the view name of an image: its path relative to the folder of the camera file."""
     return Path(os.path.relpath(image, file.parent)).as_posix()
 
 
 def read_number(text: str) -> float | str:
-    """Returns the number that a text says, or the text."""
+    """Parses a number; returns the text if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -53,8 +53,8 @@ def list_photographs(
 ) -> list[Photograph]:
     """Returns the photographs of cameras, sorted by name. Raises FileError if two cameras have the same image.
 
-    A camera has a name for messages, an image, an index and a lens, and a world-to-camera matrix and a position in
-    fp64.
+    A camera is a tuple of its name for messages, its image, the index and lens of its physical camera, and its fp64
+    world-to-camera matrix and position.
     """
     photographs: dict[Path, Photograph] = {}
     for where, image, (camera_id, lens), (viewmat, position) in cameras:
@@ -66,13 +66,14 @@ def list_photographs(
 
 
 def read_survey(file: Path, photographs: Sequence[Photograph], notes: Sequence[str], options: ReadOptions) -> Capture:
-    """Returns the capture of photographs that exist, with the points of the only cloud beside a file, or random ones.
+    """Returns the capture of existing photographs, with the points of the only point cloud beside `file`, or random
+    points.
 
     Args:
-        file: The file of the cameras.
-        photographs: With poses in the frame of the file.
+        file: The camera file.
+        photographs: Photographs with poses in the frame of the file.
         notes: First notes of the capture.
-        options: Those of the reader.
+        options: Options of the reader.
 
     Raises:
         ArgumentError: There are fewer than two photographs.

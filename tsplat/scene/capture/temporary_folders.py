@@ -1,7 +1,7 @@
-"""New folders that are written completely or not at all, by one process at a time.
+"""Writes new folders atomically, by one process at a time.
 
-They are written as hidden folders, which no process leaves behind: they are removed at the end, on signals, or by the
-next process with the same output.
+The content is written to a hidden folder first. Hidden folders are removed at the end, on signals, or by the next
+process with the same output.
 """
 
 import contextlib
@@ -21,32 +21,32 @@ from ...support.files import disk_full, output_folder
 from ...support.output import FULL
 
 OWNER = ".tsplat-owner"
-"""File in a hidden folder that names its process's machine, and is locked while the process lives."""
+"""File in a hidden folder that names the machine of its process; the process keeps it locked."""
 
 INSIDE = ".tsplat-prepare"
-"""Name of a hidden folder in an output that exists."""
+"""Name of the hidden folder if the output folder already exists."""
 
 COMPLETE = ".tsplat-complete"
-"""File in a hidden folder whose content is complete, and is being moved to its place."""
+"""File that marks a hidden folder whose content is complete and is being moved to the output folder."""
 
 LAST = "sparse"
-"""Entry that is moved last, without which no reader takes a folder for a scene."""
+"""Entry that is moved last; readers recognize a scene by it."""
 
 IGNORED = ("lost+found",)
-"""Entries of an empty folder: those of a new file system."""
+"""Entries that an empty folder may contain; new file systems have them."""
 
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Creates a hidden folder, and moves what the block writes there to `out` when it succeeds.
+    """Creates a hidden folder, and moves its content to `out` if the block succeeds.
 
-    A folder that does not exist appears with all its content. One that exists, and is empty, stays what it is, such as
-    a mount point, a link to a folder, or the current folder, and gets the content. If the block raises, nothing
-    remains. Leftovers for the same `out` of processes that were killed on this machine are removed first.
+    A new folder appears with all its content. An existing empty folder, such as a mount point, a link to a folder, or
+    the current folder, is not replaced but filled. If the block raises, nothing remains. Leftovers for the same `out`
+    from processes that were killed on this machine are removed first.
 
     Raises:
-        FileError: `out` is not an empty folder, cannot be written to, or another process is writing it.
-        OSError: A file cannot be written; names `out` if it is in the hidden folder.
+        FileError: `out` is not an empty folder, is not writable, or another process is writing it.
+        OSError: A file cannot be written; the error names `out` instead of the hidden folder.
     """
     target = Path(os.path.realpath(out))
     inside = target.is_dir()
@@ -79,7 +79,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def _claim(folder: Path, target: Path, out: Path) -> IO[bytes]:
-    """Creates a hidden folder for this process, and returns its file that is locked; removes one that was left."""
+    """Creates a hidden folder for this process, removing a stale one, and returns its locked owner file."""
     in_use = FileError(
         f"{out}: another tsplat prepare is writing it, or was killed on another machine; wait for it, or choose "
         f"another folder; if it has ended, delete {folder}"
@@ -89,7 +89,7 @@ def _claim(folder: Path, target: Path, out: Path) -> IO[bytes]:
     try:
         folder.mkdir()
         owner = io.FileIO(folder / OWNER, "x")
-    except (FileExistsError, FileNotFoundError):  # of another process, just now
+    except (FileExistsError, FileNotFoundError):  # another process has just changed it
         raise in_use from None
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -99,7 +99,7 @@ def _claim(folder: Path, target: Path, out: Path) -> IO[bytes]:
         # Lock first: other processes delete a folder only if its owner file names this machine.
         if _lock(owner):
             owner.write(_machine())
-    except BlockingIOError:  # another process removes it
+    except BlockingIOError:  # another process is removing it
         owner.close()
         raise in_use from None
     except OSError as error:
@@ -110,11 +110,13 @@ def _claim(folder: Path, target: Path, out: Path) -> IO[bytes]:
 
 
 def _remove_stale(folder: Path, target: Path, in_use: FileError) -> None:
-    """Removes a hidden folder whose process was killed on this machine; raises an error if it may be in use.
-    Complete content is moved to its place."""
+    """Removes the hidden folder of a killed process of this machine; complete content is moved to the output folder.
+
+    Raises `in_use` if the folder may be in use.
+    """
     try:
         with open(folder / OWNER, "rb") as owner:
-            # The system releases the lock of a process that ends in any way.
+            # The system releases the lock however the process ends.
             if owner.read(4096) not in (b"", _machine()) or not _lock(owner):
                 raise in_use
             if (folder / COMPLETE).exists():
@@ -122,7 +124,7 @@ def _remove_stale(folder: Path, target: Path, in_use: FileError) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     except FileNotFoundError:
         with contextlib.suppress(OSError):
-            folder.rmdir()  # killed before it had an owner
+            folder.rmdir()  # the process was killed before it created the owner file
             return
         raise in_use from None
     except OSError as error:
@@ -130,7 +132,7 @@ def _remove_stale(folder: Path, target: Path, in_use: FileError) -> None:
 
 
 def _publish(folder: Path, target: Path, inside: bool) -> None:
-    """Moves the content of a hidden folder to its place."""
+    """Moves the content of a hidden folder to the output folder."""
     if inside:
         (folder / COMPLETE).touch()
         _move(folder, target)
@@ -146,7 +148,7 @@ def _move(folder: Path, target: Path) -> None:
 
 
 def _make_visible(folder: Path) -> Path:
-    """Gives a hidden folder a name that is not hidden, if it can be renamed, and returns its path."""
+    """Renames a hidden folder to a visible name if possible, and returns its path."""
     with contextlib.suppress(OSError):
         for name in (OWNER, COMPLETE):
             (folder / name).unlink(missing_ok=True)
@@ -158,7 +160,7 @@ def _make_visible(folder: Path) -> Path:
 
 
 def _translated(error: OSError, folder: Path, out: Path) -> OSError:
-    """Returns an error of a file in a hidden folder as one of `out`; others as they are."""
+    """Converts an error about a file in the hidden folder to an error about `out`; returns others unchanged."""
     names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))]
     if error.errno is None or not (not names or any(folder in (path := Path(name), *path.parents) for name in names)):
         return error
@@ -172,7 +174,7 @@ def _machine() -> bytes:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Locks a file for this process; returns False if that is not possible. Raises BlockingIOError if another
+    """Locks a file for this process; returns False if locks are not supported. Raises BlockingIOError if another
     process holds the lock."""
     try:
         import fcntl

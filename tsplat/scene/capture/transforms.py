@@ -1,8 +1,8 @@
-"""``transforms.json``, the format of nerfstudio, instant-ngp and the synthetic NeRF scenes.
+"""Reads ``transforms.json``, the format of nerfstudio, instant-ngp and the synthetic NeRF scenes.
 
-Camera-to-world matrices in OpenGL axes: x right, y up, z backward (nerfstudio's data conventions; Mildenhall et al.,
-"NeRF", 2020). Intrinsics follow OpenCV. They are given per frame or for the whole file; those of the frame take
-precedence.
+Poses are camera-to-world matrices in OpenGL axes: x right, y up, z backward (nerfstudio's data conventions; Mildenhall
+et al., "NeRF", 2020). Intrinsics follow OpenCV. They may be given per frame or for the whole file; values of the frame
+take precedence.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from .transforms_cameras import read_lens, read_viewmat
 from .views import Capture, Color
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPG", ".PNG", ".webp")
-"""Suffixes tried, in this order, if ``file_path`` has none."""
+"""Suffixes that are tried in this order if ``file_path`` has none."""
 
 WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 """The beginning of an absolute path on Windows."""
@@ -47,36 +47,39 @@ def read_transforms(
     frame: Frame = "model",
     keep_far: bool = False,
 ) -> Capture:
-    """Reads images, cameras and points, in the world frame of the file.
+    """Reads images, cameras and points in the world frame of the file.
 
     Training views come from ``transforms_train.json`` if it exists, and held-out views from ``transforms_test.json`` or
-    else ``transforms_val.json``; otherwise ``transforms.json`` has both, split by ``train_filenames``,
-    ``val_filenames`` and ``test_filenames`` if it has any of them: the last two are held out. Frames that repeat an
-    image, and images without valid pixels, are skipped with a note. Initial points come from ``ply_file_path``. If it
-    is missing, they are drawn at random and gray, uniformly in a box: [-1.3, 1.3]^3 for the synthetic NeRF scenes,
-    larger or smaller by a power of two where the cameras are; otherwise around the cameras and what they look at.
-    Images with distortion (``k1`` to ``k3``, ``p1``, ``p2``) are undistorted. Those of the model OPENCV_FISHEYE or with
+    else ``transforms_val.json``. Otherwise, ``transforms.json`` contains both; if it has ``train_filenames``,
+    ``val_filenames`` or ``test_filenames``, these split the views, and the last two are held out. Frames that repeat an
+    image, and images without valid pixels, are skipped with a note.
+
+    Initial points are read from ``ply_file_path``. If it is missing, gray points are drawn uniformly in a box: [-1.3,
+    1.3]^3 for the synthetic NeRF scenes, scaled by a power of two to fit the cameras; otherwise around the cameras and
+    their targets.
+
+    Images with distortion (``k1`` to ``k3``, ``p1``, ``p2``) are undistorted. Images with the model OPENCV_FISHEYE or
     ``is_fisheye`` (``k1`` to ``k4``) become equidistant fisheye images, up to 90 degrees from the optical axis. Images
-    of EQUIRECTANGULAR cameras stay as they are: they are full panoramas, or parts of them with ``fl_x`` and ``fl_y`` in
-    pixels per 180 degrees, as nerfstudio has them. Focal lengths of others are ``fl_x``, or come from
-    ``camera_angle_x`` (radians) or ``x_fov`` (degrees). ``mask_path`` is white for valid pixels. The EXIF orientation
-    of images is ignored, unless only the rotated image has the size of its camera; see :func:`read_views`.
+    of EQUIRECTANGULAR cameras are not changed: they are full panoramas, or partial ones with ``fl_x`` and ``fl_y`` in
+    pixels per 180 degrees, as in nerfstudio. For other cameras, focal lengths are ``fl_x`` and ``fl_y``, or computed
+    from ``camera_angle_x`` (radians) or ``x_fov`` (degrees). ``mask_path`` is white for valid pixels. The EXIF
+    orientation of images is ignored, unless only the rotated image has the size of its camera; see :func:`read_views`.
 
     Args:
-        path: A folder or the JSON file. Paths of images, masks and points are relative to it and do not lead out of
-            its folder.
+        path: A folder or the JSON file. Paths of images, masks and points are relative to it and must stay inside its
+            folder.
         downscale: See :func:`read_colmap`. Downscaled images are looked up in ``images_2/`` and so on, if the images
             are in ``images/``.
-        test_every: If the files do not specify held-out views, the first of every so many images, sorted by name, is
-            held out.
+        test_every: If the files do not specify held-out views, every N-th image, sorted by name, is held out, starting
+            with the first.
         background: RGB in [0, 1] behind the scene and behind transparent images; None for white if any image is
-            transparent, else black.
+            transparent, otherwise black.
         n_random, seed, strict, on_progress, cameras, max_size, frame, keep_far: See :func:`read_colmap`.
 
     Raises:
         FileError: A file is missing or cannot be read, a value in it is missing or invalid, fewer than two images are
             left, or no training image has a valid pixel.
-        UnsupportedError: An unsupported camera model, or a rolling shutter.
+        UnsupportedError: The camera model is not supported, or there is a rolling shutter.
         ArgumentError: An invalid argument, or fewer than two images.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
@@ -87,7 +90,7 @@ def read_transforms(
 
 
 def read_posed_transforms(path: Path, options: ReadOptions) -> Capture:
-    """Reads a scene as :func:`read_transforms` does."""
+    """Implements :func:`read_transforms`."""
     check_possible(path)
     files, has_test_file = _find_files(path)
     contents = [_read_json(file) for file in files]
@@ -129,12 +132,12 @@ def read_posed_transforms(path: Path, options: ReadOptions) -> Capture:
 
 
 def has_transforms(folder: Path) -> bool:
-    """Returns whether a folder has a file that :func:`read_transforms` can read."""
+    """Returns whether a folder contains a file that :func:`read_transforms` can read."""
     return any((folder / name).is_file() for name in ("transforms_train.json", "transforms.json"))
 
 
 def _find_files(path: Path) -> tuple[list[Path], bool]:
-    """Returns the files to read, and whether the second one has the held-out views."""
+    """Returns the files to read, and whether the second one contains the held-out views."""
     if not path.is_dir():
         return [path], False
     train = path / "transforms_train.json"
@@ -150,11 +153,11 @@ def _find_files(path: Path) -> tuple[list[Path], bool]:
 def _split(
     path: Path, content: Mapping[str, Any], photographs: Sequence[Photograph]
 ) -> tuple[list[Photograph], set[str] | None, list[str]]:
-    """Splits photographs as the file's train_filenames, val_filenames and test_filenames say.
+    """Splits photographs by the file's train_filenames, val_filenames and test_filenames.
 
-    Images in the last two are held out. If the file has neither, images that train_filenames lacks are. Returns the
-    photographs that are used, sorted by name; the names of those that are held out, None if the file has no list; and
-    notes.
+    Images in the last two are held out. If both are missing, images that are not in train_filenames are held out.
+    Returns the used photographs, sorted by name; the names of held-out photographs, or None if the file has no list;
+    and notes.
     """
     photographs = sorted(photographs, key=lambda photograph: photograph.name)
     names, notes = {photograph.name for photograph in photographs}, []
@@ -197,10 +200,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Frame:
-    """A frame of a file: the values of the frame, and those of the file that it lacks.
+    """A frame of a file; its values are completed by values of the whole file.
 
-    `full` is its image; `image` is the one to read, which may be in a folder of downscaled images. Messages have
-    `name`.
+    `full` is the image of the frame; `image` is the image to read, which may be in a folder of downscaled images.
+    `name` is for messages.
     """
 
     file: Path
@@ -213,7 +216,7 @@ class _Frame:
 def _find_frames(
     files: Sequence[Path], contents: Sequence[Mapping[str, Any]], downscale: int, strict: bool
 ) -> tuple[list[_Frame], list[str]]:
-    """Returns the frames of images that can be read, each image once, and notes on the others."""
+    """Returns the frames of readable images, each image once, and notes about the others."""
     frames: list[_Frame] = []
     other_case: list[Path] = []
     folders: dict[Path, dict[str, Path]] = {}
@@ -252,7 +255,8 @@ def _find_frames(
 
 
 def _find_in_other_case(image: Path, folders: dict[Path, dict[str, Path]]) -> Path | None:
-    """Returns the file whose name differs only in case. Lists each folder once, in `folders`."""
+    """Returns the file whose name differs only in upper and lower case. Caches the listing of each folder in
+    `folders`."""
     folder = image.parent
     if folder not in folders:
         try:
@@ -263,7 +267,7 @@ def _find_in_other_case(image: Path, folders: dict[Path, dict[str, Path]]) -> Pa
 
 
 def _downscaled(file: Path, full: Path, downscale: int) -> Path:
-    """Returns the image to read instead of a full one: that of a folder of downscaled images, if there is one."""
+    """Returns the downscaled image to read instead of the full one, if there is a folder of downscaled images."""
     is_scene = full.parent.resolve() == file.parent.resolve()  # the folder beside it is another scene
     folder = None if is_scene else downscaled_folder(full.parent, downscale)
     return full if folder is None else find_by_stem(folder, full.name)
@@ -291,7 +295,7 @@ def _photograph(frame: _Frame, lenses: dict[Lens, int]) -> Photograph:
 
 
 def _resolve(path: Path, name: object, what: str) -> Path:
-    """Returns a path that is given relative to the file `path`. Raises FileError if it leads out of its folder."""
+    """Resolves a name relative to the file `path`. Raises FileError if it leads out of the file's folder."""
     relative = name.replace("\\", "/") if isinstance(name, str) else ""
     if not relative or not is_possible(path.parent / relative):
         raise FileError(f"{path}: {what}: expected a file name, found {describe(name)}")
@@ -305,7 +309,7 @@ def _resolve(path: Path, name: object, what: str) -> Path:
 
 
 def _resolve_file(path: Path, name: object, what: str) -> Path:
-    """Returns a path as `_resolve` does, unless reading it may block or never end."""
+    """Resolves a name like `_resolve`; raises FileError for files such as pipes, because reading them may block."""
     full = _resolve(path, name, what)
     if os.path.exists(full) and is_special(os.stat(full).st_mode):
         raise FileError(f"{path}: {what}: expected a regular file, found {str(name)!r}, a pipe, a socket or a device")
@@ -313,7 +317,7 @@ def _resolve_file(path: Path, name: object, what: str) -> Path:
 
 
 def _find_image(path: Path, name: object, what: str) -> Path:
-    """Returns the path of an image with its suffix; if it does not exist, the path in the file."""
+    """Returns the path of an image with its suffix; if it does not exist, the path given in the file."""
     image = _resolve(path, name, what)
     if os.path.isfile(image) or not image.name:
         return image

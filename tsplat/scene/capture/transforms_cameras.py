@@ -1,4 +1,4 @@
-"""Cameras in ``transforms.json``: intrinsics and poses of frames, checked value by value."""
+"""Reads and checks the intrinsics and poses of frames in ``transforms.json``."""
 
 import dataclasses
 import math
@@ -29,10 +29,10 @@ DISTORTION_KEYS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
 
 
 def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
-    """Returns the intrinsics of a frame from its values and those of its file.
+    """Returns the intrinsics of a frame, given its values completed by those of its file.
 
-    If these have no size, that of the image counts. `where` is the file and the frame, for messages. Raises FileError
-    for what is missing or invalid, and UnsupportedError for models that are not implemented and for rolling shutters.
+    If the values have no size, the size of the image is used. `where` is the file and the frame, for messages. Raises
+    FileError for missing or invalid values, and UnsupportedError for unsupported models and rolling shutters.
     """
     name = values.get("camera_model", "OPENCV")
     if name not in NERFSTUDIO_MODELS:
@@ -47,7 +47,7 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     model: CameraModel = "fisheye" if is_fisheye else "pinhole"
     keys = ("k1", "k2", "p1", "p2") if model == "pinhole" else ("k1", "k2", "k3", "k4")
     k1, k2, k3, k4 = distortion = tuple(finite_number(values, key, where, 0.0) for key in keys)
-    # Coefficients that pycolmap undistorts; k4 means something else for other cameras than FULL_OPENCV.
+    # Coefficients that pycolmap undistorts; k4 has another meaning for cameras other than FULL_OPENCV.
     more = () if model == "fisheye" else ("k3", "k4", "k5", "k6") if name == "FULL_OPENCV" else ("k3",)
     radial = [finite_number(values, key, where, 0.0) for key in more]
     unknown = [key for key in DISTORTION_KEYS if key not in (*keys, *more) and finite_number(values, key, where, 0.0)]
@@ -80,7 +80,7 @@ def _check_shutter(values: Mapping[str, Any], where: str) -> None:
 
 
 def _size(values: Mapping[str, Any], image: Path, where: str) -> tuple[int, int]:
-    """Returns the size of a camera in pixels; that of its image if the values lack it."""
+    """Returns the size of a camera in pixels; the size of its image if the values have none."""
     if "w" in values and "h" in values:
         width, height = (round(min(finite_number(values, key, where), 1e9)) for key in ("w", "h"))
     else:
@@ -92,10 +92,10 @@ def _size(values: Mapping[str, Any], image: Path, where: str) -> tuple[int, int]
 
 
 def _panorama(values: Mapping[str, Any], width: int, height: int, where: str) -> Lens:
-    """Returns the lens of a panorama: a full one, unless focal lengths say that it is a part of one.
+    """Returns the lens of a panorama: full, unless its focal lengths indicate a partial panorama.
 
-    Nerfstudio counts them in pixels per half a turn, width / 2 of a full panorama. Other programs write pixels per
-    radian of a full panorama, width / 2π, with which nerfstudio's would show more than a turn.
+    Nerfstudio's focal lengths are pixels per 180 degrees, width / 2 for a full panorama. Other programs write pixels
+    per radian, width / 2π for a full panorama; in nerfstudio's unit, this would be more than 360 degrees.
     """
     distorted = [key for key in DISTORTION_KEYS if finite_number(values, key, where, 0.0)]
     if distorted:
@@ -114,7 +114,7 @@ def _panorama(values: Mapping[str, Any], width: int, height: int, where: str) ->
 
 
 def _focal(values: Mapping[str, Any], axis: str, size: int, model: CameraModel, where: str) -> float | None:
-    """Returns the focal length in pixels along an axis, which a field of view defines for pinhole cameras only."""
+    """Returns the focal length in pixels along an axis; for pinhole cameras, it may be given by a field of view."""
     if f"fl_{axis}" in values:
         return finite_number(values, f"fl_{axis}", where)
     if model != "pinhole":

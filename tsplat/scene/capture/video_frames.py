@@ -1,6 +1,6 @@
-"""Photographs from a video: the sharpest frame of each stretch of motion, read with ffmpeg, one frame at a time.
+"""Extracts photographs from a video with ffmpeg: the sharpest frame of each segment of equal motion.
 
-A first pass reads small gray frames and keeps two numbers of each; a second one writes the chosen frames.
+The first pass reads small gray frames one at a time and measures them; the second pass writes the chosen frames.
 """
 
 import contextlib
@@ -21,36 +21,40 @@ from ...errors import FileError
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".mts", ".3gp", ".gif")
 FRAMES_PER_SECOND, FRAMES_MIN, FRAMES_MAX = 4, 50, 300
-"""Frames that are chosen by default: by the length of the video, within these limits."""
+"""Default number of frames: proportional to the length of the video, within these limits."""
 
 SIDE = 480
 """Longest side in pixels of the frames whose sharpness is compared."""
 
 SMALLER = f"scale='if(gte(iw,ih),min({SIDE},iw),-2)':'if(gte(iw,ih),-2,min({SIDE},ih))'"
-"""Filter of ffmpeg that limits the longest side."""
+"""ffmpeg filter that limits the longest side."""
 
 COARSE = 4
-"""Factor by which frames are made smaller still to measure motion: consecutive frames then differ by few pixels."""
+"""Factor by which frames are downscaled further to measure motion, so that consecutive frames differ by few pixels."""
 
 STILL = 0.15
-"""Motion in pixels of :data:`SIDE` since the last chosen frame below which a frame shows nothing new."""
+"""Motion in pixels, at the size :data:`SIDE`, below which a frame shows nothing new."""
 
 CUT = 1.0
-"""Difference of consecutive frames, relative to the contrast of the second; it is above 1 where they share nothing."""
+"""Threshold for cuts: difference of consecutive frames relative to the contrast of the second frame. Frames that share
+nothing exceed 1."""
 
 JPEG_QUALITY = 95
 
 SPHERICAL = re.compile(rb"spherical(?: mapping)?: equirectangular", re.IGNORECASE)
-"""Versions of ffmpeg print this of a video of panoramas; cropped ones are "tiled"."""
+"""ffmpeg's description of a video of full panoramas, depending on its version; cropped panoramas are "tiled"."""
 
 FRAME_RATE = 30
-"""Frames per second of a video of unknown length."""
+"""Assumed frames per second of a video of unknown length."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChosenFrames:
-    """Frames of a video that become photographs: their increasing indices; the frames that begin a shot; and what
-    ffmpeg says of a video that is damaged or ends early."""
+    """Frames of a video that become photographs.
+
+    `frames` are their ascending indices, `n_frames` is the number of all frames, `cuts` are the frames after cuts, and
+    `damage` is ffmpeg's message about a video that is damaged or ends early.
+    """
 
     frames: tuple[int, ...]
     n_frames: int
@@ -61,14 +65,17 @@ class ChosenFrames:
 def extract_frames(
     video: Path, folder: Path, count: int | None, on_progress: Callable[[int, int], object] = lambda *_: None
 ) -> ChosenFrames:
-    """Writes frames of a video as ``frame_000123.jpg``, with the index of the frame, so that names are in its order.
+    """Writes frames of a video as ``frame_000123.jpg``, numbered by frame index so that names sort in video order.
 
-    A video that is damaged or ends early gives the frames that can be read. Raises FileError if there are none.
+    If a video is damaged or ends early, the readable frames are used. Raises FileError if there are none.
 
     Args:
-        video: A file that ffmpeg can read. It is rotated as its metadata say.
-        count: Number of frames; fewer are written if others show nothing new. None for 4 per second, 50 to 300.
-        on_progress: Called with the frames that are done, half a frame for each pass, and about how many there are.
+        video: A file that ffmpeg can read. It is rotated according to its metadata.
+        folder: Folder for the frames.
+        count: Number of frames; fewer are written if others show nothing new. None for 4 per second, between 50 and
+            300.
+        on_progress: Called with the number of finished frames, where each pass counts half, and their approximate
+            total.
     """
     from PIL import Image
 
@@ -101,16 +108,19 @@ def extract_frames(
 
 
 def choose_frames(measured: npt.NDArray[np.floating[Any]], count: int) -> ChosenFrames:
-    """Chooses the sharpest frame of each of at most `count` stretches of a video with equal motion.
+    """Chooses the sharpest frame of each of at most `count` segments of a video with equal motion.
 
-    Frames that move less than :data:`STILL` from the one before, as of a camera that stands still, are left out. Frames
-    next to each other in two stretches are at least a quarter of a stretch apart, unless a cut is between them.
-    `measured` [F, 3] are sharpness, motion since the frame before in pixels, and difference from it relative to the
-    contrast. The last two are 0 for the first frame.
+    Frames that move less than :data:`STILL` from the previous one, because the camera stands still, are left out.
+    Chosen frames of adjacent segments are at least a quarter of a segment apart, unless there is a cut between them.
+
+    Args:
+        measured: [F, 3] sharpness, motion since the previous frame in pixels, and difference from the previous frame
+            relative to the contrast. The last two are 0 for the first frame.
+        count: Maximum number of frames.
     """
     sharpness, motion, difference = measured.T
     cuts = np.flatnonzero((difference > CUT) & (difference > 2 * np.median(difference)))
-    # Motion across a cut is not known: it counts as much as a stretch.
+    # Motion across a cut is unknown; it counts as a whole segment.
     steps = motion.copy()
     steps[cuts] = 0
     stretch = max(steps.sum() / max(1, count - len(cuts)), STILL)
@@ -132,10 +142,10 @@ def choose_frames(measured: npt.NDArray[np.floating[Any]], count: int) -> Chosen
 
 
 def _measure(frame: npt.NDArray[np.float32], previous: npt.NDArray[np.float32] | None) -> tuple[float, float, float]:
-    """Returns sharpness, motion and difference of a gray frame [H, W], as :func:`choose_frames` expects them.
+    """Returns sharpness, motion and difference of a gray frame [H, W] for :func:`choose_frames`.
 
-    Sharpness is the variance of the Laplacian. Motion is that of optical flow along the gradient, on average: the
-    absolute difference of frames over the size of their gradient.
+    Sharpness is the variance of the Laplacian. Motion is the mean optical flow along the gradient: the absolute
+    difference of frames divided by the norm of their gradient.
     """
     inner = frame[1:-1, 1:-1]
     laplacian = frame[:-2, 1:-1] + frame[2:, 1:-1] + frame[1:-1, :-2] + frame[1:-1, 2:] - 4 * inner
@@ -158,22 +168,22 @@ def _shrink(frame: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def is_marked_spherical(video: Path) -> bool:
-    """Returns whether the metadata of a video says that its frames are equirectangular panoramas (Spherical Video)."""
+    """Returns whether the metadata of a video marks its frames as equirectangular panoramas (Spherical Video)."""
     import imageio_ffmpeg
 
-    # Without an output, ffmpeg describes the video and fails.
+    # Without an output, ffmpeg prints a description of the video and fails.
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-i", f"file:{video.absolute()}"]
     described = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     return SPHERICAL.search(described.stderr) is not None
 
 
 def _count(video: Path) -> tuple[int, float]:
-    """Returns about how many frames a video has, at least one, and its seconds; 0 if they are not known."""
+    """Returns the approximate number of frames of a video, at least one, and its duration in seconds, 0 if unknown."""
     import imageio_ffmpeg
 
     try:
         n, seconds = imageio_ffmpeg.count_frames_and_secs(str(video.absolute()))
-    except Exception:  # of a damaged video, whose frames are counted as they are read
+    except Exception:  # the video is damaged; frames are counted while they are read
         return 1, 0.0
     return max(1, n), seconds
 
@@ -183,7 +193,7 @@ def _read(
 ) -> Generator[npt.NDArray[np.uint8], None, None]:
     """Yields the frames of a video: [H, W] gray for the codec ``pgm``, [H, W, 3] RGB for ``ppm``.
 
-    Frames end where ffmpeg ends, in any way. What it prints about errors is appended to `log` then.
+    The generator ends when ffmpeg ends, for any reason, and then appends ffmpeg's error messages to `log`.
     """
     import imageio_ffmpeg
 
@@ -193,7 +203,7 @@ def _read(
     with tempfile.TemporaryFile() as errors, subprocess.Popen(command, stderr=errors, **pipes) as process:
         assert process.stdout is not None
         try:
-            # A header of three lines before each frame: its kind, its width and height, and the largest value.
+            # Each frame begins with a header of three lines: type, width and height, and maximum value.
             while process.stdout.readline():
                 size = process.stdout.readline().split()
                 if not process.stdout.readline():
@@ -211,7 +221,7 @@ def _read(
         status = process.wait()
         if log is not None:
             errors.seek(0)
-            # Without the name and the address of a part of ffmpeg, in brackets.
+            # Remove ffmpeg's component names and addresses in brackets.
             lines = errors.read().decode(errors="replace").splitlines()
             lines = [re.sub(r"^\[[^]]*\] ", "", line.strip()) for line in lines]
             log += [line for line in lines if line] or ([f"exit status {status}"] if status else [])

@@ -1,4 +1,4 @@
-"""Views and captures: images with their cameras, and the points that training starts from."""
+"""Views and captures: images with their cameras, and initial points for training."""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +16,7 @@ from .image_cache import CachedPixels
 from .local_frame import LocalFrame
 
 SHEET, SHEET_HEIGHT = 8, 90
-"""Number of photographs that notebooks show of a capture, and their height in pixels."""
+"""Maximum number of photographs that notebooks show for a capture, and their height in pixels."""
 
 Color = tuple[float, float, float]
 """RGB in [0, 1]."""
@@ -28,17 +28,17 @@ class View:
 
     Attributes:
         image: [H, W, 3] uint8 RGB.
-        camera: Its camera, of the size of ``image``, and with its name; ``"pinhole"``, ``"fisheye"`` or
+        camera: Camera with the size of ``image`` and the name of the view; its model is ``"pinhole"``, ``"fisheye"`` or
             ``"equirectangular"``.
         mask: [H, W] bool, True for pixels to train on and evaluate; None for all.
-        sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame, or
-            distance in a panorama.
-        sparse_ids: [P] int64 ids of these points, which are those of a point in all views; None if they are unknown.
+        sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame, or the
+            distance for a panorama.
+        sparse_ids: [P] int64 ids of these points; a point has the same id in all views. None if they are unknown.
         camera_id: Index of the physical camera. Images of one camera share lens and exposure.
         files: Files that the view was read from: the image and, if there are any, the mask and priors.
-        depth_prior: [H, W] inverse depth of each pixel, up to scale and shift, up to scale, or in 1 / world units, as
-            `depth_kind` of :class:`tsplat.training.Config` says; NaN where it is unknown.
-        depth_confidence: [H, W] weights of `depth_prior`, from 0 to 1; None for 1.
+        depth_prior: [H, W] inverse depth of each pixel: up to scale and shift, up to scale, or in 1 / world units,
+            according to `depth_kind` of :class:`tsplat.training.Config`; NaN where it is unknown.
+        depth_confidence: [H, W] weights of `depth_prior`, from 0 to 1; None for weights of 1.
         normal_prior: [H, W, 3] unit normals in the camera frame, towards the camera; 0 where they are unknown.
 
     Raises:
@@ -74,7 +74,7 @@ class View:
         return f"{type(self).__name__}({self.camera.description})"
 
     def masked(self, image: Tensor) -> Tensor:
-        """Returns a rendered image [H, W, 3] with the colors of the photograph where the mask is False."""
+        """Replaces pixels of a rendered image [H, W, 3] where the mask is False by those of the photograph."""
         return image if self.mask is None else torch.where(self.mask[..., None], image, self.pixels)
 
     def _repr_png_(self) -> bytes:
@@ -127,11 +127,11 @@ class View:
 
     @property
     def pixels(self) -> Tensor:
-        """[H, W, 3] the image as fp32 in [0, 1]."""
+        """The image as [H, W, 3] fp32 in [0, 1]."""
         return self.image.float() / 255
 
     def replaced(self, **changes: Any) -> "View":
-        """Returns a copy with other values of some attributes."""
+        """Returns a copy with changed attributes."""
         return dataclasses.replace(self, **changes)
 
     def to(self, device: torch.device | str) -> "View":
@@ -143,10 +143,10 @@ class View:
 
 
 class StoredView(View):
-    """A view whose image and mask are read when they are used, and then kept in a cache of bounded size.
+    """A view whose image and mask are read on demand and kept in a bounded cache.
 
     Args:
-        source: The image and the mask.
+        source: Reads the image and the mask through the cache.
         camera, sparse, camera_id, files, depth_prior, normal_prior, depth_confidence, sparse_ids: As for :class:`View`.
 
     Raises:
@@ -183,14 +183,13 @@ class Capture:
         points: [P, 3] initial points, world frame.
         colors: [P, 3] colors of the points, RGB in [0, 1].
         background: Background color, RGB in [0, 1].
-        world: [4, 4] fp64 on the CPU, the similarity transform from the world frame of the files to that of the
-            capture. Its inverse maps a trained model back to the frame of the files.
-        frame: Relation between the frame of the capture and that of a run's model; equal unless
-            :func:`tsplat.scene.read_capture` was asked for a local frame.
-        notes: Notes for the user about how the files were read, such as skipped images, one sentence each.
-        random_points: Whether ``points`` were drawn at random, so that they are not on surfaces.
-        left_out: Names of photographs that belong to no view, as their cameras are far from the others and do not show
-            the scene.
+        world: [4, 4] fp64 on the CPU, similarity transform from the frame of the files to the frame of the capture. Its
+            inverse maps a trained model back to the frame of the files.
+        frame: Relation between the frame of the capture and the frame of a run's model; they are equal unless
+            :func:`tsplat.scene.read_capture` was called with a local frame.
+        notes: Notes for the user about reading the files, such as skipped images, one sentence each.
+        random_points: Whether ``points`` were drawn at random and do not lie on surfaces.
+        left_out: Names of photographs that were left out because their cameras are outliers that do not show the scene.
 
     Raises:
         ShapeError: ``world`` is not [4, 4].
@@ -215,7 +214,7 @@ class Capture:
         return f"Capture({len(self.train)} training and {len(self.test)} test views, {len(self.points):,} points)"
 
     def _repr_png_(self) -> bytes | None:
-        """Returns up to eight photographs, evenly spaced, in two rows; None without any or without Pillow."""
+        """Returns a PNG of up to eight evenly spaced photographs in two rows; None without photographs or Pillow."""
         views = self.train or self.test
         shown = [views[i * len(views) // SHEET] for i in range(SHEET)] if len(views) > SHEET else views
         if not shown:
@@ -242,7 +241,8 @@ class Capture:
 
 
 def _thumbnail(view: View) -> Tensor:
-    """Returns a photograph of :data:`SHEET_HEIGHT` with white to its right and below it, [H, W, 3] uint8 on the CPU."""
+    """Returns a photograph scaled to :data:`SHEET_HEIGHT`, with a white margin to its right and below it, [H, W, 3]
+    uint8 on the CPU."""
     width = max(1, round(view.width * SHEET_HEIGHT / view.height))
     image = view.image.cpu()
     if view.height > SHEET_HEIGHT:

@@ -1,4 +1,5 @@
-"""XML files as trees of elements, without document types, entities, namespaces and anything outside of the file."""
+"""Reads XML files as trees of elements; document types, entities, namespaces and external references are not
+supported."""
 
 import dataclasses
 import xml.parsers.expat
@@ -12,12 +13,12 @@ BYTES_MAX = 1 << 28
 DEPTH_MAX = 64
 
 ELEMENT_BYTES = 1200
-"""Memory of an element, about."""
+"""Approximate memory per element in bytes."""
 
 
 @dataclasses.dataclass(slots=True)
 class Element:
-    """An element of an XML file, with the text that it has before and between its children."""
+    """An element of an XML file; `text` is its text before and between its children."""
 
     tag: str
     attributes: dict[str, str]
@@ -32,7 +33,7 @@ class Element:
         return element
 
     def all(self, tag: str) -> Iterator["Element"]:
-        """Yields the elements of a tag at any depth below this one, in the order of the file."""
+        """Yields the elements with a tag at any depth below this one, in file order."""
         for child in self.children:
             if child.tag == tag:
                 yield child
