@@ -443,7 +443,7 @@ def camera_warnings(photographs: Sequence[Photograph], where: Path) -> list[str]
 def note_lenses(photographs: Sequence[Photograph], where: Path, cameras: CameraKind) -> list[str]:
     """Returns notes that say how photographs of the file `where` with lenses other than OpenCV's are resampled.
 
-    With native cameras, these are the photographs whose lenses have skew.
+    With native cameras, this includes lenses with skew, whose photographs are always resampled.
     """
     groups: dict[tuple[str, str], list[Photograph]] = {}
     for photograph in photographs:
