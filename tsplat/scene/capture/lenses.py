@@ -570,7 +570,8 @@ def native_lens(lens: Lens) -> tuple[Lens, float] | None:
     """Returns the rasterizer's equivalent of a lens of :data:`COLMAP_MODELS`, and its largest error in pixels.
 
     FULL_OPENCV is exact. A rotationally symmetric lens may have a fisheye polynomial within :data:`FIT_PIXELS`. Returns
-    None if there is no equivalent, if the lens has skew, or if FULL_OPENCV would show less than :data:`PINHOLE_SHARE_MIN`.
+    None if there is no equivalent, if the lens has skew, or if FULL_OPENCV would show less than
+    :data:`PINHOLE_SHARE_MIN`.
     """
     if lens.skew:
         return None

@@ -1,4 +1,5 @@
-"""Editing models: pruning, merging, decimating.
+"""Edits models: pruning, merging, decimating.
 
-:mod:`~tsplat.scene.cropping` crops and :mod:`~tsplat.scene.rotation` moves them. All functions return new models.
+:mod:`~tsplat.scene.cropping` crops models, and :mod:`~tsplat.scene.rotation` moves them. All functions return new
+models.
 """

@@ -1,8 +1,8 @@
-"""Decimation: fewer Gaussians that look as similar as possible.
+"""Decimation: reduces the number of Gaussians while changing the rendered images as little as possible.
 
-The number shrinks by equal factors in several rounds. Each round computes how much images change without each Gaussian
-(:mod:`.importance`), and merges the least important ones into their neighbors (:mod:`.moments`). What is left may
-then be optimized on images of the original. docs/decisions/0029 has measurements.
+The number is reduced by equal factors in several rounds. Each round computes how much images change without each
+Gaussian (:mod:`.importance`), and merges the least important Gaussians into their neighbors (:mod:`.moments`).
+Optionally, the result is optimized on images of the original. docs/decisions/0029 has measurements.
 """
 
 import dataclasses
@@ -27,17 +27,19 @@ from .moments import merge_into_neighbors
 
 N_ROUNDS = 8
 N_VIEWS, N_ROUND_VIEWS = 60, 30
-"""Views that are used at most, evenly chosen, and the number of a round, which uses each again if there are fewer."""
+"""Maximum number of views, chosen at even intervals; and number of views per round, which repeats views if there are
+fewer."""
 
 SIZE_MAX = 400
-"""Longest side of their images in pixels."""
+"""Longest side of the rendered images in pixels."""
 
 RATES = {"log_scales": 1.5e-3, "quats": 6e-4, "opacity_logits": 1e-2, "sh0": 1e-3, "shN": 1e-4}
 MEANS_RATE = 0.03
-"""Learning rates of Adam; that of the means is relative to the median scale. All fall to zero in the last half."""
+"""Learning rates of Adam; the rate of the means is relative to the median scale. All decay to zero in the last half."""
 
 RATES_ERROR, RATES_FACTOR_MAX = 0.008, 4.0
-"""Root mean squared error of the images for which the rates are meant; they grow in proportion to it, up to a limit."""
+"""Root mean squared image error for which the rates were tuned, and the limit of their factor. The rates are
+proportional to the error, up to this limit."""
 
 
 def decimate_gaussians(
@@ -50,25 +52,26 @@ def decimate_gaussians(
     seed: int = 0,
     on_progress: Show = lambda stage, done, total: None,
 ) -> Gaussians:
-    """Returns a model of fewer Gaussians, chosen and merged so that its images change little.
+    """Reduces a model to `n` Gaussians, merged so that its images change little.
 
-    What no camera sees is removed first. The result depends on `seed`, and not differentiably on the model.
+    Gaussians that no camera sees are removed first. The result depends on `seed`, and is not differentiable.
 
     Args:
-        gaussians: On the device to render on. Invalid Gaussians are removed.
-        n: Number of Gaussians that are left, if there are as many.
-        cameras: Cameras whose images are to change little, from all around and at the distances of later views. At most
-            60 are used, at up to 400 pixels. Those without a near plane get one that suits what they show.
-        finetune: Number of steps for which all parameters are then optimized on images of `gaussians`; 0 for none.
+        gaussians: Model on the device to render on. Invalid Gaussians are removed.
+        n: Number of Gaussians to keep; if the model has fewer, all are kept.
+        cameras: Cameras whose images should change little. They should surround the model at the distances of later
+            views. At most 60 are used, at up to 400 pixels. Cameras without a near plane get one that suits the visible
+            scene.
+        finetune: Number of steps in which all parameters are optimized on images of `gaussians` afterwards; 0 for none.
         backend: As for :func:`tsplat.rasterization`.
-        seed: Seed of the random numbers that the importance is estimated with.
-        on_progress: Called with a stage, what is done, and the total.
+        seed: Random seed of the importance estimate.
+        on_progress: Called with a stage, the finished amount, and the total.
 
     Raises:
         ArgumentError: `n` is not positive, `finetune` is negative, or there is no camera.
         UnsupportedError: The Gaussians are 2D.
         MissingExtraError: SciPy, which finds neighbors, is not installed.
-        BackendError: As :func:`tsplat.rasterization`.
+        BackendError: The backend is not available.
 
     Example::
 

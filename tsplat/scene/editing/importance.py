@@ -1,4 +1,4 @@
-"""Importance of Gaussians: by how much images change without them, and how much of the images they are."""
+"""Computes the importance of Gaussians: how much images change without them, and their weight in the images."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from ..gaussians import Gaussians
 from ..rendered_views import render_views
 
 WEIGHT_PROBE = 1e-6
-"""Factor of the image of ones whose gradient is the weight; too small to change the gradient of the opacities."""
+"""Factor of an image of ones whose gradient is the weight; it is too small to change the gradient of the opacities."""
 
 
 def importance(
@@ -22,13 +22,14 @@ def importance(
     generator: torch.Generator,
     on_view: Callable[[], object] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes the error of the images without each Gaussian, and its weight in them, summed over the cameras. [N] each
+    """Computes the image error without each Gaussian, and the weight of each Gaussian, [N] each, summed over the
+    cameras.
 
-    A pixel is affine in each opacity o, so that leaving a Gaussian out changes it by exactly o dC/do. The error is the
-    sum of its squares over pixels and channels. It is estimated by one backward pass of the pixels with random signs,
-    whose squared derivative has this expectation (Hutchinson, 1989). The weight is the sum of alpha times transmittance
-    over pixels. Every view has a background of random color, as no color is that of what is behind a model. `on_view`
-    is called after each view.
+    A pixel is affine in each opacity o, so removing a Gaussian changes the pixel by exactly o dC/do. The error is the
+    sum of the squared changes over pixels and channels. It is estimated with one backward pass of the pixels with
+    random signs: the expectation of the squared derivative is this sum (Hutchinson, 1989). The weight is the sum of
+    alpha times transmittance over pixels. Every view has a random background color, because the background of a model
+    is unknown. `on_view` is called after each view.
     """
     device = gaussians.means.device
     opacities = gaussians.opacities.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Fewer Gaussians without rendering, block by block: levels of detail, and decimation of models larger than memory."""
+"""Merges Gaussians block by block without rendering: levels of detail, and decimation of models larger than memory."""
 
 import contextlib
 import dataclasses
@@ -16,10 +16,10 @@ from .moments import merge_into_neighbors
 
 LEVELS_MAX = 8
 COARSEST = 1 << 14
-"""Gaussians of the coarsest level that are few enough to be shown at once."""
+"""Number of Gaussians at which a level is coarse enough to be the last one."""
 
 BLOCK = 1 << 18
-"""Gaussians, consecutive in Morton order, that are merged at a time; an even number."""
+"""Number of consecutive Gaussians in Morton order that are merged at a time; an even number."""
 
 
 def detail_levels(
@@ -29,16 +29,17 @@ def detail_levels(
     n_levels: int | None,
     files: contextlib.ExitStack,
 ) -> list[Rows]:
-    """Returns levels of detail, each in Morton order. The finest one, which is the model itself, is first.
+    """Returns levels of detail, each in Morton order; the first and finest is the model itself.
 
-    Each has half of the Gaussians of the one before (:func:`merge_rows`). 2D Gaussians have one level.
+    Each level has half of the Gaussians of the previous one (:func:`merge_rows`). 2D Gaussians have one level.
 
     Args:
-        rows: All valid, in Morton order.
-        bounds: Those of the means, [2, 3].
-        folder: For temporary files.
-        n_levels: Their number, if there are enough Gaussians; None for as many as leave at most 16,384, up to 8.
-        files: Closes the files.
+        rows: Valid Gaussians in Morton order.
+        bounds: Bounds of the means, [2, 3].
+        folder: Folder for temporary files.
+        n_levels: Number of levels, if there are enough Gaussians; None to continue until a level has at most 16,384
+            Gaussians, up to 8 levels.
+        files: Context that closes the temporary files.
 
     Raises:
         MissingExtraError: SciPy is not installed, and there are several levels.
@@ -53,15 +54,16 @@ def detail_levels(
 
 
 def decimate_rows(rows: Rows, n: int, bounds: NDArray[np.float32], folder: str | os.PathLike[str]) -> Rows:
-    """Returns `n` Gaussians, if there are as many, by :func:`merge_rows` in rounds that at most halve their number.
+    """Reduces a model to `n` Gaussians, by rounds of :func:`merge_rows` that at most halve their number.
 
-    Memory does not depend on the number of Gaussians, except for 16 bytes each. Unlike
-    :func:`tsplat.scene.decimate_gaussians`, this renders nothing.
+    The memory is constant except for 16 bytes per Gaussian. Unlike :func:`tsplat.scene.decimate_gaussians`, this does
+    not render.
 
     Args:
-        rows: All valid, of 3D Gaussians.
-        bounds: Those of the means, [2, 3].
-        folder: For temporary files.
+        rows: Valid 3D Gaussians.
+        n: Number of Gaussians to keep; if there are fewer, all are kept.
+        bounds: Bounds of the means, [2, 3].
+        folder: Folder for temporary files.
 
     Raises:
         MissingExtraError: SciPy, which finds neighbors, is not installed.
@@ -75,10 +77,10 @@ def decimate_rows(rows: Rows, n: int, bounds: NDArray[np.float32], folder: str |
 
 
 def merge_rows(rows: Rows, n: int, folder: str | os.PathLike[str]) -> Rows:
-    """Returns `n` Gaussians, at least half of all, into which the others are merged (:mod:`.moments`).
+    """Merges Gaussians until `n` are left, at least half of all (:mod:`.moments`).
 
-    Of two Gaussians that follow each other in Morton order, the one that shows less, by opacity times area, may be
-    merged into a neighbor, so that each region keeps its share. Those that show least are. Neighbors are searched in
+    Of every two consecutive Gaussians in Morton order, the one with less opacity times area is a candidate for merging
+    into a neighbor, so that each region keeps its share. The weakest candidates are merged. Neighbors are searched in
     blocks of 262,144.
     """
 
@@ -94,7 +96,7 @@ def merge_rows(rows: Rows, n: int, folder: str | os.PathLike[str]) -> Rows:
 
 @torch.no_grad()
 def _merge_weakest(gaussians: Gaussians, n: int) -> Gaussians:
-    """Merges all but `n` Gaussians, in Morton order, into neighbors."""
+    """Merges Gaussians in Morton order into neighbors until `n` are left."""
     log_scales = gaussians.log_scales.clamp(-LOG_SCALE_MAX, LOG_SCALE_MAX)  # finite covariances
     gaussians = dataclasses.replace(gaussians, log_scales=log_scales)
     if len(gaussians) <= n:

@@ -1,4 +1,4 @@
-"""Merging Gaussians into their neighbors, so that weights, means and covariances of both together are kept."""
+"""Merges Gaussians into their neighbors, preserving total weight, mean and covariance."""
 
 import dataclasses
 from typing import Any
@@ -13,29 +13,29 @@ from ..gaussians import Gaussians
 from ..rotation import positive_quaternions
 
 N_CANDIDATES = 8
-"""Nearest neighbors from which the one to merge into is chosen."""
+"""Number of nearest neighbors that are candidates to merge into."""
 
 DISTANCE_MAX = 3.0
-"""Largest Mahalanobis distance at which Gaussians are merged; beyond it, one is left out instead."""
+"""Maximum Mahalanobis distance for merging; a Gaussian that is farther from its neighbors is removed."""
 
 COLOR_SCALE = 0.1
-"""Difference of colors that counts as much as a Mahalanobis distance of 1."""
+"""Color difference that counts like a Mahalanobis distance of 1."""
 
 OPACITY_MIN, OPACITY_MAX = 1e-6, 0.999
 """Range of the opacities of merged Gaussians."""
 
 BLOCK = 1 << 16
-"""Gaussians whose neighbors are compared at a time, which bounds memory."""
+"""Number of Gaussians whose neighbors are compared at a time, which limits memory."""
 
 
 @torch.no_grad()
 def merge_into_neighbors(gaussians: Gaussians, kept: Tensor, weights: Tensor) -> Gaussians:
-    """Returns the `kept` Gaussians [N] bool, into which the others are merged.
+    """Merges all Gaussians except the `kept` ones [N] bool into kept neighbors, and returns these.
 
-    Each of the others goes to the closest of the nearest kept ones, by Mahalanobis distance in the sum of both
-    covariances and by color. Mean, covariance and spherical harmonics of a merged Gaussian are those of its parts
-    together, weighted by their sums of alpha times transmittance over pixels, `weights` [N]. Its opacity is such that
-    opacity times area grows as the weight does. Takes O(N log N).
+    Each Gaussian is merged into the closest of its nearest kept neighbors, by color and by Mahalanobis distance in the
+    sum of both covariances. The mean, covariance and spherical harmonics of a merged Gaussian are those of the mixture
+    of its parts, weighted by `weights` [N], their sums of alpha times transmittance over pixels. Its opacity is chosen
+    so that opacity times area grows by the same factor as the weight. Takes O(N log N).
     """
     keepers, others = kept.nonzero().squeeze(1), (~kept).nonzero().squeeze(1)
     covariances = quat_scale_to_covar_preci(gaussians.quats, gaussians.scales, compute_preci=False)[0]
@@ -43,7 +43,7 @@ def merge_into_neighbors(gaussians: Gaussians, kept: Tensor, weights: Tensor) ->
     targets, is_close = _find_targets(gaussians, covariances, keepers, others)
     is_merged = is_close & (weights[others] > 0) & (weights[keepers[targets]] > 0)
     others, targets = others[is_merged], targets[is_merged]
-    # The groups of the merged Gaussians, each with its keeper first.
+    # Groups of Gaussians to merge; the first of each group is kept.
     touched, groups = torch.unique(targets, return_inverse=True)
     owners = keepers[touched]
     members = torch.cat([owners, others])
@@ -80,8 +80,8 @@ def merge_into_neighbors(gaussians: Gaussians, kept: Tensor, weights: Tensor) ->
 
 
 def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the index among the keepers of the one that each of the others is merged into, and whether it is close.
-    [M] each"""
+    """Returns for each of the others the index of the keeper to merge into, and whether it is close enough, [M]
+    each."""
     require("scipy")
     from scipy.spatial import cKDTree
 
@@ -110,5 +110,5 @@ def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, ot
 
 
 def _area(scales: Tensor) -> Tensor:
-    """Returns the product of the two longest axes, without the constant. [N, 3] -> [N]"""
+    """Returns the product of the two longest axes. [N, 3] -> [N]"""
     return scales.sort(-1).values[:, 1:].prod(-1)

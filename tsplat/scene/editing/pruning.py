@@ -1,4 +1,4 @@
-"""Pruning: removing Gaussians that are faint, large, isolated or invalid."""
+"""Pruning: removes Gaussians that are faint, large, isolated or invalid."""
 
 import math
 
@@ -19,11 +19,11 @@ def prune_gaussians(
     """Returns the Gaussians that meet all given conditions, possibly none. NaN meets no condition.
 
     Args:
-        min_opacity: Smallest opacity after the sigmoid, 0 to 1.
-        max_scale: Largest standard deviation along the longest axis, world units.
-        max_isolation: Largest mean distance to the three nearest neighbors, relative to the median of the model, above
-            1. Floaters have 5 and more.
-        drop_invalid: Remove Gaussians that cannot be rendered, as :attr:`Gaussians.valid` says.
+        min_opacity: Minimum opacity after the sigmoid, 0 to 1.
+        max_scale: Maximum standard deviation along the longest axis, world units.
+        max_isolation: Maximum mean distance to the three nearest neighbors, relative to the median of the model, at
+            least 1. Floaters have values of 5 and more.
+        drop_invalid: Whether to remove Gaussians that cannot be rendered, see :attr:`Gaussians.valid`.
 
     Raises:
         ArgumentError: A number is out of its range.

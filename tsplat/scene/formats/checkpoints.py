@@ -1,11 +1,11 @@
-"""Training checkpoints: finding, verifying and reading them, without anything of the training code.
+"""Finds, verifies and reads training checkpoints, independently of the training code.
 
-A run's ``checkpoints/`` folder has one folder per checkpoint and a file ``latest`` with the name of the newest:
+A run's ``checkpoints/`` folder contains one folder per checkpoint and a file ``latest`` with the name of the newest:
 
     step_00007000/
-        checkpoint.json        manifest: step, configuration, figures, versions, and the hashes of all files
+        checkpoint.json        manifest: step, configuration, figures, versions, and hashes of all files
         scene.safetensors      the raw parameters: means, log_scales, quats, opacity_logits, sh0, shN
-        training.safetensors   the other tensors that a resumed run needs
+        training.safetensors   the other tensors for resuming
         rows/                  instead of scene.safetensors, the shards of a run with several ranks
 
 :mod:`tsplat.training.runs.run_checkpoints` writes them.
@@ -45,12 +45,12 @@ T = TypeVar("T")
 
 FORMAT, VERSION = "tsplat checkpoint", 1
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
-"""Metadata of a shard, as ``torch.distributed.checkpoint`` has it: JSON with the first row of each tensor."""
+"""Metadata of a shard in the format of ``torch.distributed.checkpoint``: JSON with the first row of each tensor."""
 
 SCENE, TRAINING, MANIFEST, LATEST = "scene.safetensors", "training.safetensors", "checkpoint.json", "latest"
 ROWS = "rows"
 SCENE_PREFIX = "scene/"
-"""Prefix of the raw parameters' names among the tensors in ``rows/``."""
+"""Prefix of the names of raw parameters in ``rows/``."""
 
 RowsOf = Callable[[int], slice]
 """Returns the range of Gaussians to read, given their number."""
@@ -67,7 +67,8 @@ class CheckpointError(FileError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RawCheckpoint:
-    """The contents of a checkpoint, with the raw parameters of the scene, and the configuration as in its JSON."""
+    """The content of a checkpoint: the raw parameters of the scene, other tensors, figures, and the configuration as
+    JSON values."""
 
     step: int
     gaussians: Gaussians
@@ -86,15 +87,15 @@ def open_model(
     """Reads the Gaussians of a model file in any format, or of a training run.
 
     Args:
-        path: A model as for :func:`read_model`; or a run, its ``checkpoints`` folder (both mean the newest valid
-            checkpoint) or a single checkpoint.
+        path: A model as for :func:`read_model`; a run or its ``checkpoints`` folder, whose newest valid checkpoint is
+            read; or a single checkpoint.
         force: As in :func:`read_raw_checkpoint` and :func:`read_model`.
         checkpoint: Step or folder name of a run's checkpoint to read instead of the newest.
         warn: Called with a message for each damaged checkpoint that is skipped, and with the notes of
             :func:`read_model`.
 
     Raises:
-        CheckpointError: The run has no valid checkpoint, or not the given one.
+        CheckpointError: The run has no valid checkpoint, or no valid `checkpoint`.
         ArgumentError: `checkpoint` is given for a model that is not a run.
         AlreadyActivatedError: See :func:`read_raw_checkpoint`.
         FileError, UnsupportedError, MissingExtraError, OSError: See :func:`read_model`.
@@ -113,11 +114,12 @@ def open_model(
 
 
 def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
-    """Returns where the coordinates of a model are in the frame of the files of its scene; None if that is unknown.
+    """Reads the georeference of a model, which relates its coordinates to the frame of its scene's files; None if it is
+    unknown.
 
-    That is ``world.json`` of a run, which it has if its models are not in that frame, and of other models the file
-    beside them that :func:`write_model` wrote. A PLY without one is itself in that frame if :func:`read_ply` reads it
-    relative to an origin. LCC has its offset.
+    A run stores it as ``world.json`` if its models are not in that frame; for other models, :func:`write_model` writes
+    it to a file beside them. If there is no such file, a PLY that :func:`read_ply` reads relative to an origin is
+    itself in that frame, and LCC defines it by an offset.
 
     Args:
         path: A model as for :func:`open_model`.
@@ -143,13 +145,13 @@ def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is the folder of a run, of its checkpoints, or of a single checkpoint."""
+    """Returns whether a path is a run, its ``checkpoints`` folder, or a single checkpoint."""
     path = Path(path)
     return (path / "checkpoints").is_dir() or (path / LATEST).is_file() or (path / MANIFEST).is_file()
 
 
 def run_folder(path: str | os.PathLike[str]) -> Path:
-    """Returns the folder of a run, given it, its ``checkpoints`` folder, or a checkpoint."""
+    """Returns the folder of a run, given the run, its ``checkpoints`` folder, or a checkpoint."""
     path = Path(path)
     if (path / MANIFEST).is_file():
         return path.absolute().parent.parent
@@ -165,12 +167,18 @@ def find_checkpoints(folder: Path) -> list[Path]:
 def read_newest_valid(
     folder: str | os.PathLike[str], read: Callable[[Path], T], checkpoint: str | None = None
 ) -> tuple[Path, T, list[str]]:
-    """Reads the checkpoint that ``latest`` names or, if that is invalid, the newest valid one.
+    """Reads the checkpoint that ``latest`` names or, if it is invalid, the newest valid one.
 
-    `folder` is a run, its ``checkpoints`` folder, or a checkpoint, which then is the only candidate, as is
-    `checkpoint`, a step or the name of a folder. `read` raises CheckpointError for invalid ones. Returns the folder of
-    the checkpoint, what `read` returned, and the errors of those that were skipped. Raises CheckpointError if none is
-    valid.
+    Args:
+        folder: A run, its ``checkpoints`` folder, or a single checkpoint, which is then the only candidate.
+        read: Reads a checkpoint; raises CheckpointError if it is invalid.
+        checkpoint: Step or folder name of the only candidate; None for all checkpoints.
+
+    Returns:
+        The folder of the checkpoint, the result of `read`, and the errors of skipped checkpoints.
+
+    Raises:
+        CheckpointError: No checkpoint is valid.
     """
     folder = Path(folder)
     if (folder / MANIFEST).is_file() or NAME.fullmatch(folder.name):
@@ -204,7 +212,7 @@ def read_newest_valid(
 
 
 def find_checkpoint(candidates: Sequence[Path], checkpoint: str) -> Path | None:
-    """Returns the first of some checkpoints with a folder name or step; None if there is none."""
+    """Returns the first candidate with a given folder name or step; None if there is none."""
     for path in candidates:
         match = NAME.fullmatch(path.name)
         is_step = match is not None and checkpoint.isdecimal() and match[1].lstrip("0") == checkpoint.lstrip("0")
@@ -214,12 +222,12 @@ def find_checkpoint(candidates: Sequence[Path], checkpoint: str) -> Path | None:
 
 
 def skipped_messages(errors: Sequence[str], used: Path) -> list[str]:
-    """Returns a line for each checkpoint that :func:`read_newest_valid` skipped."""
+    """Returns a message for each checkpoint that :func:`read_newest_valid` skipped."""
     return [f"skipped a damaged checkpoint ({error}); using {used.name}" for error in errors]
 
 
 def has_rows(name: str, tensor: Tensor, n: int) -> bool:
-    """Returns whether a tensor of the state of training, such as ``adam/means/exp_avg``, has a row per Gaussian."""
+    """Returns whether a tensor of the training state, such as ``adam/means/exp_avg``, has one row per Gaussian."""
     part, key = name.split("/")[:2]
     return tensor.shape[:1] == (n,) if part == "strategy" else key in GSPLAT_NAMES.values()
 
@@ -227,10 +235,10 @@ def has_rows(name: str, tensor: Tensor, n: int) -> bool:
 def read_raw_checkpoint(
     path: str | os.PathLike[str], *, force: bool = False, rows: RowsOf | None = None
 ) -> RawCheckpoint:
-    """Verifies the hashes of a checkpoint, the folder ``step_...``, and reads it, or the `rows` of some Gaussians.
+    """Verifies the hashes of a checkpoint folder ``step_...``, and reads it, or only the Gaussians in `rows`.
 
-    Raises CheckpointError if a file is missing, truncated, modified or invalid, and AlreadyActivatedError for scales or
-    opacities in place of their logarithms or logits, unless `force` is set or only some rows are read.
+    Raises CheckpointError if a file is missing, truncated, modified or invalid. Raises AlreadyActivatedError if scales
+    or opacities look activated, unless `force` is set or only some rows are read.
     """
     path = Path(path)
     with checkpoint_errors(path):
@@ -259,7 +267,7 @@ def read_raw_checkpoint(
 
 
 def is_intact(path: Path) -> bool:
-    """Returns whether a checkpoint has all its files, with the hashes of its manifest."""
+    """Returns whether all files of a checkpoint exist and match the hashes in its manifest."""
     try:
         with checkpoint_errors(path):
             _verify_files(path, read_manifest(path)["files"])
@@ -270,7 +278,7 @@ def is_intact(path: Path) -> bool:
 
 @contextlib.contextmanager
 def checkpoint_errors(path: Path) -> Iterator[None]:
-    """Turns any error that reading a damaged checkpoint can cause into a :class:`CheckpointError` with its path."""
+    """Converts any error that reading a damaged checkpoint can cause to a :class:`CheckpointError` with the path."""
     try:
         yield
     except CheckpointError:
@@ -282,12 +290,12 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
-    """Returns the SHA-256 that a manifest has under ``sha256``: that of its other entries."""
+    """Returns the SHA-256 of a manifest without its entry ``sha256``."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Reads the manifest of a checkpoint, and verifies its hash, but not the other files."""
+    """Reads the manifest of a checkpoint and verifies its own hash, but not the other files."""
     manifest: dict[str, Any] = read_json(path / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path / MANIFEST}: not a tsplat checkpoint")
@@ -314,7 +322,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Raises :class:`CheckpointError` unless the folder holds these files with these hashes; others are ignored."""
+    """Raises :class:`CheckpointError` unless the folder contains these files with these hashes; ignores other files."""
     missing = [name for name in sorted(files) if not (path / name).is_file()]
     if missing:
         raise CheckpointError(f"{path / missing[0]}: missing; copy a checkpoint's folder as a whole")
@@ -326,7 +334,7 @@ def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
 
 
 def _read_tensors(path: Path, n: int, selection: slice) -> dict[str, Tensor]:
-    """Reads a file; of tensors that have a row for each of n Gaussians, only the selected rows."""
+    """Reads the tensors of a file; of tensors with one row per Gaussian, only the selected rows."""
     with SafetensorsFile(path) as file:
         sizes = {name: entry.dtype.itemsize * math.prod(entry.shape) for name, entry in file.entries.items()}
         check_memory(f"{path}: {len(sizes)} tensors", sum(sizes.values()), "free some")
@@ -338,7 +346,7 @@ def _read_tensors(path: Path, n: int, selection: slice) -> dict[str, Tensor]:
 
 
 def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, selection: slice = slice(None)) -> dict[str, Tensor]:
-    """Reads the selected rows of tensors that are sharded over files, which have `n_rows` rows together."""
+    """Reads the selected rows of tensors that are sharded over files with `n_rows` rows in total."""
     ids = range(n_rows)[selection]
     counts: dict[str, int] = defaultdict(int)
     pieces_of: dict[str, list[tuple[int, int, SafetensorsFile]]] = defaultdict(list)
@@ -349,7 +357,7 @@ def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, selection: sli
             for name, entry in file.entries.items():
                 counts[name] += entry.shape[0]
                 pieces_of[name].append((offsets[name][OFFSETS][0], entry.shape[0], file))
-        # Counted before they are read, as one file may have several names.
+        # Count rows before reading, because several names may refer to one file.
         for name, count in counts.items():
             if count != n_rows:
                 raise ArgumentError(f"{folder}: the shards hold {count} rows of {name}, expected {n_rows}")

@@ -1,4 +1,4 @@
-"""k-means of rows in two levels, for tens of thousands of clusters, and of single values."""
+"""Clusters rows by two-level k-means, for tens of thousands of clusters, and single values by k-means."""
 
 import dataclasses
 import heapq
@@ -15,17 +15,17 @@ from ...precision import in_full_precision
 ITERATIONS = 10
 VALUE_ITERATIONS = 100
 BLOCK = 1 << 22
-"""Distances that are computed at a time."""
+"""Number of distances that are computed at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Clusters:
-    """Centroids in groups, among which the nearest one to a row is found in two steps.
+    """Centroids in groups, so that the nearest centroid of a row is found in two steps.
 
     Attributes:
-        centroids: [K, D], group by group.
-        groups: [G, D], the centroids of the groups.
-        starts: The first centroid of each group, and K at the end.
+        centroids: [K, D] centroids, group by group.
+        groups: [G, D] centroids of the groups.
+        starts: Index of the first centroid of each group, followed by K.
     """
 
     centroids: Tensor
@@ -35,8 +35,11 @@ class Clusters:
     @staticmethod
     @torch.no_grad()
     def fit(rows: Tensor, n_clusters: int) -> "Clusters":
-        """Clusters more than `n_clusters` rows [N, D] by Euclidean distance: first into about sqrt(n_clusters) groups,
-        and then each group by itself. The time is proportional to N D sqrt(n_clusters)."""
+        """Clusters more than `n_clusters` rows [N, D] by Euclidean distance.
+
+        Rows are clustered into about sqrt(n_clusters) groups, and then within each group. The time is proportional to N
+        D sqrt(n_clusters).
+        """
         n = len(rows)
         generator = torch.Generator().manual_seed(0)
         n_groups = math.isqrt(n_clusters)
@@ -46,14 +49,14 @@ class Clusters:
         centroids, starts = [], [0]
         for ids in torch.split(group_ids.argsort(stable=True), sizes.tolist()):
             if len(ids):
-                # In proportion to the size of the group, and at least one. The sum is at most n_clusters.
+                # Proportional to the size of the group, and at least one. The sum is at most n_clusters.
                 centroids.append(_k_means(rows[ids], 1 + len(ids) * (n_clusters - n_groups) // n, generator))
                 starts.append(starts[-1] + len(centroids[-1]))
         return Clusters(torch.cat(centroids), groups[sizes > 0], starts)
 
     @torch.no_grad()
     def nearest(self, rows: Tensor) -> Tensor:
-        """Returns the nearest centroid in the nearest group of each row, [N] int64."""
+        """Returns the index of the nearest centroid in the nearest group for each row, [N] int64."""
         group_ids = _nearest(rows, self.groups)
         labels = torch.empty_like(group_ids)
         sizes = torch.bincount(group_ids, minlength=len(self.groups)).tolist()
@@ -80,7 +83,7 @@ def _k_means(rows: Tensor, k: int, generator: torch.Generator) -> Tensor:
 
 @in_full_precision
 def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
-    """Returns the nearest centroid of each row, [N] int64."""
+    """Returns the index of the nearest centroid for each row, [N] int64."""
     squares = centroids.square().sum(1)
     parts = torch.split(rows, max(BLOCK // len(centroids), 1))
     return torch.cat([torch.addmm(squares, part, centroids.T, alpha=-2).argmin(1) for part in parts])
@@ -89,16 +92,16 @@ def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
 def cluster_values(
     values: NDArray[Any], n_clusters: int, weights: NDArray[Any] | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
-    """Clusters single values by k-means, with weights of squared errors.
+    """Clusters single values by k-means with weighted squared errors.
 
-    The first clusters come from repeatedly halving the one with the largest squared error at its mean. Returns
-    centers [K], K <= n_clusters, in increasing order, and the index of the nearest center of each value, in the shape
-    of `values`. The centers are the values themselves if at most `n_clusters` are different.
+    The initial clusters come from repeatedly splitting the cluster with the largest squared error at its mean. Returns
+    centers [K], K <= n_clusters, in ascending order, and the index of the nearest center of each value, in the shape of
+    `values`. If at most `n_clusters` values are different, the centers are these values.
     """
     distinct, inverse, counts = np.unique(values.astype(np.float32), return_inverse=True, return_counts=True)
     centers = distinct
     if len(distinct) > n_clusters:
-        # float64, because sums of squares of large values overflow float32.
+        # In float64, because sums of squares of large values overflow float32.
         points, sums = distinct.astype(np.float64), counts.astype(np.float64)
         if weights is not None:
             sums = np.bincount(inverse.reshape(-1), weights.reshape(-1)).astype(np.float64)
@@ -114,16 +117,16 @@ def cluster_values(
 
 
 def nearest_values(centers: NDArray[np.float32], values: NDArray[Any]) -> NDArray[np.intp]:
-    """Returns the index of the nearest of increasing centers of each value, in the shape of `values`."""
+    """Returns the index of the nearest center for each value, in the shape of `values`; centers are ascending."""
     middles = (centers[1:].astype(np.float64) + centers[:-1]) / 2
     return np.searchsorted(middles, values.astype(np.float64))
 
 
 def _halve(points: NDArray[np.float64], weights: NDArray[np.float64], n_parts: int) -> NDArray[np.intp]:
-    """Divides sorted points into parts of small squared error. Returns the first point of each part."""
+    """Divides sorted points into parts with small squared errors. Returns the index of the first point of each part."""
 
     def part(start: int, end: int) -> tuple[float, int, int, int]:
-        """Returns minus the squared error of a part, its start, the start of its upper half, and its end."""
+        """Returns the negated squared error of a part, its start, the start of its upper half, and its end."""
         part_points, part_weights = points[start:end], weights[start:end]
         mean = np.average(part_points, weights=part_weights)
         middle = start + int(np.searchsorted(part_points, mean, "right"))

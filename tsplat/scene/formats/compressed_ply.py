@@ -1,9 +1,10 @@
-"""PlayCanvas's compressed PLY (SuperSplat, splat-transform): 16 bytes per Gaussian, in chunks of 256.
+"""Encodes and decodes PlayCanvas's compressed PLY (SuperSplat, splat-transform): 16 bytes per Gaussian, in chunks of
+256.
 
 - Element ``chunk``: bounds of the positions, log scales and, in newer files, colors of a chunk.
-- Element ``vertex``: four uint32. packed_position and packed_scale hold 11, 10 and 11 bits between the bounds;
-  packed_rotation 2 bits for the index of the largest component of wxyz and 10 bits for each other component;
-  packed_color RGB between the bounds and opacity, 8 bits each.
+- Element ``vertex``: four uint32. packed_position and packed_scale have 11, 10 and 11 bits between the bounds;
+  packed_rotation has 2 bits for the index of the largest component of wxyz and 10 bits for each other component;
+  packed_color has 8 bits each for RGB between the bounds and for opacity.
 - Element ``sh`` (optional): f_rest as one byte each, for values from -4 to 4.
 """
 
@@ -42,7 +43,7 @@ VECTOR_BITS = (11, 10, 11)
 """Bits of the components of positions and log scales."""
 
 LARGEST = 2.0 ** np.array(VECTOR_BITS) - 1
-"""Largest levels of these components."""
+"""Largest levels of the components of positions and log scales."""
 
 AXES = ("x", "y", "z")
 VERTEX = ("packed_position", "packed_rotation", "packed_scale", "packed_color")
@@ -52,11 +53,11 @@ SH_SIZES = (9, 24, 45)
 """Number of f_rest properties for SH degrees 1 to 3."""
 
 SH_RANGE = 8.0
-"""Width of the interval of the f_rest values."""
+"""Width of the interval of f_rest values."""
 
 
 def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussians:
-    """Decodes the Gaussians of an open compressed PLY. `warn` is called with what is ignored."""
+    """Decodes the Gaussians of an open compressed PLY. `warn` is called with notes about ignored data."""
     sh_size = len(ply.elements["sh"].names) // 3 if "sh" in ply.elements else 0
     check_model_memory(ply.path, ply.elements["vertex"].count, math.isqrt(min(sh_size, 15) + 1) - 1)
     vertex = _table(ply, "vertex", VERTEX)
@@ -93,7 +94,7 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
 def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str]) -> bytes:
     """Encodes Gaussians of SH degree 0 to 3 in the order of :func:`encode_means`, with bounds of the colors.
 
-    Raises ArgumentError if one is invalid.
+    Raises ArgumentError if a Gaussian is invalid.
     """
     gaussians = gaussians.map(lambda tensor: tensor.detach().float().cpu())
     check_valid(gaussians)
@@ -110,8 +111,8 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str]) -> byte
         _pack(scales, VECTOR_BITS),
         _pack(np.concatenate([rgb, arrays["opacities"][:, None]], 1), (8, 8, 8, 8)),
     ]
-    # Byte b stands for b + 0.5, so that 0 is as far from 127 as from 128: always rounding it up would brighten a model
-    # that has many zeros. In the order of f_rest, [N, 3 (K - 1)].
+    # Byte b represents b + 0.5, so that a coefficient of 0 is as far from 127 as from 128: always rounding it up would
+    # brighten a model with many zeros. In the order of f_rest, [N, 3 (K - 1)].
     bytes_of_sh = levels((arrays["shN"].astype(np.float64) / SH_RANGE + 0.5) * 256 - 0.5)
     sh = rearrange(bytes_of_sh, "n k c -> n (c k)")
     n = len(gaussians)
@@ -126,10 +127,11 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str]) -> byte
 
 
 def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[Floats, NDArray[np.uint32]]]:
-    """Encodes means [N, 3] in an order of small chunks. The order of means that are exact in it is kept.
+    """Encodes means [N, 3] in an order with small chunks; if the format represents them exactly in their own order, it
+    is kept.
 
-    So are those of a file that is written again, whose chunks must not change. Returns their ids [N] in the order of
-    the file; the bounds of its chunks, [chunks, 6], and the words, [N].
+    This keeps the chunks of a file that is read and written again. Returns the ids [N] in file order, the bounds of the
+    chunks [chunks, 6], and the words [N].
     """
     if _encode_exact(means[:CHUNK]) and (encoded := _encode_exact(means)):
         return np.arange(len(means)), encoded
@@ -139,16 +141,18 @@ def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[Floats, NDArra
 
 
 def position_error(means: Floats) -> float:
-    """Returns the largest error of means [N, 3], each of which is rounded to the nearest level of its chunk."""
+    """Returns the largest error of means [N, 3] when each is rounded to the nearest level of its chunk."""
     bounds, _ = encode_means(means)[1]
     return float((np.diff(bounds.reshape(-1, 2, 3), axis=1) / (2 * LARGEST)).max(initial=0))
 
 
 def _order_in_boxes(means: Floats) -> NDArray[np.int64]:
-    """Returns an order [N] of means in which chunks have small boxes, as the steps of positions are parts of these.
+    """Returns an order [N] of means in which chunks have small boxes, because the precision is a fraction of the box
+    size.
 
-    Halves the means at a multiple of a chunk along the axis of the largest step, until the halves are chunks. Chunks
-    of a Morton curve would jump: their largest steps are 2 to 6 times as large.
+    The means are recursively halved at a multiple of the chunk size, along the axis with the largest step, until the
+    halves are chunks. In Morton order, chunks may cross jumps of the curve: their largest steps are 2 to 6 times as
+    large.
     """
     order = np.arange(len(means))
     stack = [(0, len(means))]
@@ -164,7 +168,7 @@ def _order_in_boxes(means: Floats) -> NDArray[np.int64]:
 
 
 def _encode_exact(means: Floats) -> tuple[Floats, NDArray[np.uint32]] | None:
-    """Encodes means in this order as bounds and words; None if they would not be read as they are."""
+    """Encodes means in the given order as bounds and words; None if reading them would not return the same values."""
     bounds, fractions = _normalize_chunks(means)
     words = _pack(fractions, VECTOR_BITS)
     per_row = bounds[np.arange(len(means)) // CHUNK]
@@ -173,7 +177,7 @@ def _encode_exact(means: Floats) -> tuple[Floats, NDArray[np.uint32]] | None:
 
 
 def _stored_color(bound: Floats) -> Floats:
-    """Returns a bound of colors that is the same after it was converted to spherical harmonics and back."""
+    """Returns a bound of colors that is invariant under conversion to spherical harmonics and back."""
     return colors_of_sh(sh0_from_colors(bound).astype(np.float64)).astype(np.float32)
 
 
@@ -190,11 +194,11 @@ def _decode_quats(words: NDArray[np.uint32]) -> Floats:
 def _normalize_chunks(
     values: NDArray[Any], stored: Callable[[Floats], Floats] | None = None
 ) -> tuple[Floats, NDArray[np.float64]]:
-    """Returns the bounds of values [N, 3] in each chunk, [chunks, 6] (min, max), and values scaled to them, [N, 3].
-    `stored` changes bounds by a rounding error."""
+    """Returns the bounds of values [N, 3] in each chunk, [chunks, 6] (min, max), and the values as fractions of them,
+    [N, 3]. `stored` may change bounds by a rounding error."""
     count = len(values)
     n_chunks = math.ceil(count / CHUNK)
-    # The last chunk is filled with its last value, which does not change its bounds.
+    # Pad the last chunk with its last value, which does not change its bounds.
     chunks = np.concatenate([values, np.repeat(values[-1:], n_chunks * CHUNK - count, 0)]).reshape(n_chunks, CHUNK, 3)
     low, high = (bound.astype(np.float32) + 0 for bound in (chunks.min(1), chunks.max(1)))  # no -0
     if stored is not None:
@@ -204,7 +208,7 @@ def _normalize_chunks(
 
 
 def _pack(fractions: NDArray[Any], bits: tuple[int, ...]) -> NDArray[np.uint32]:
-    """Packs values in [0, 1], [N, len(bits)], into bit fields, the highest first; the inverse of :func:`_unpack`."""
+    """Packs values [N, len(bits)] in [0, 1] into bit fields, the highest first; the inverse of :func:`_unpack`."""
     words = np.zeros(len(fractions), np.uint32)
     largest = np.array([2**n - 1 for n in bits])
     columns = np.clip(rounded(fractions.astype(np.float64) * largest), 0, largest).astype(np.uint32).T
@@ -214,7 +218,7 @@ def _pack(fractions: NDArray[Any], bits: tuple[int, ...]) -> NDArray[np.uint32]:
 
 
 def _table(ply: PlyFile, name: str, needed: tuple[str, ...] | list[str]) -> Table:
-    """Reads all records of an element that has to have the properties `needed`."""
+    """Reads all records of an element; raises FileError if it lacks one of the properties `needed`."""
     element = ply.elements.get(name)
     missing = [prop for prop in needed if element is None or prop not in element.names]
     if element is None or missing:

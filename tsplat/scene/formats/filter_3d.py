@@ -1,8 +1,8 @@
 """The 3D smoothing filter of Mip-Splatting (Yu et al., Mip-Splatting: Alias-free 3D Gaussian Splatting, 2024, eq. 9).
 
-Mip-Splatting, and methods that build on it such as Gaussian Opacity Fields, store the standard deviation of the filter
-of each Gaussian beside parameters without it. The filter widens a Gaussian and lowers its opacity, so that its integral
-along a ray through the center is about the same.
+Mip-Splatting, and methods based on it such as Gaussian Opacity Fields, store unfiltered parameters and the standard
+deviation of each Gaussian's filter. The filter widens a Gaussian and lowers its opacity, so that its integral along a
+ray through the center stays about the same.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..quantization import Floats
 
 NAMES = ("filter_3D", "filter_3d")
-"""Names of the property."""
+"""Names of the PLY property."""
 
 
 def apply_filter(log_scales: Floats, opacity_logits: Floats, sigmas: NDArray[Any]) -> tuple[Floats, Floats]:

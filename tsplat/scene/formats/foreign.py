@@ -1,4 +1,4 @@
-"""Handles parameters beyond 3D Gaussians: those of other methods are refused by name, others ignored with a note."""
+"""Handles properties beyond 3D Gaussians: rejects those of other methods by name, and notes others that are ignored."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -10,13 +10,13 @@ Warn = Callable[[str], object]
 """Called with a note of one line, without a newline."""
 
 NAMES_MAX = 5
-"""Names in a message."""
+"""Maximum number of names in a message."""
 
 NAME_MAX = 40
-"""Characters of a name in a message."""
+"""Maximum number of characters of a name in a message."""
 
 HARMLESS = re.compile(r"n[xyz]|normal_[xyz]|[stuv]|[rgba]|red|green|blue|alpha|diffuse_(red|green|blue)")
-"""Properties of vertices that other programs copy along and that no model of 3D Gaussians is rendered with."""
+"""Vertex properties that other programs copy and that do not affect the rendering of 3D Gaussians."""
 
 METHODS = (
     (
@@ -38,11 +38,11 @@ METHODS = (
     (re.compile(r"textures?_(\w+_)?\d+"), "textured Gaussians", "train 3D Gaussians"),
     (re.compile(r"scale_([3-9]|[1-9]\d+)"), "Gaussians with more than three scales", "export 3D Gaussians"),
 )
-"""Pattern of property names, what they belong to, and what to do."""
+"""Pattern of property names, the method that uses them, and advice."""
 
 
 def check_method(path: str, names: Sequence[str]) -> None:
-    """Raises UnsupportedError if the vertices of a PLY have properties of another method than 3D Gaussians."""
+    """Raises UnsupportedError if the vertices of a PLY have properties of a method other than 3D Gaussians."""
     if "s" in names:  # s and t are texture coordinates
         names = [name for name in names if name != "t"]
     for pattern, method, advice in METHODS:
@@ -53,7 +53,7 @@ def check_method(path: str, names: Sequence[str]) -> None:
 
 
 def note_ignored(path: object, what: str, names: Iterable[str], warn: Warn) -> None:
-    """Notes what a file holds that is not part of a model of 3D Gaussians. Notes nothing if there are no names."""
+    """Calls `warn` with a note about data in a file that 3D Gaussians do not have, if there are any names."""
     if ignored := list(names):
         warn(f"{path}: ignored {what} {listed(ignored)}; only 3D Gaussians are read")
 

@@ -1,4 +1,4 @@
-"""Shared parts of the formats that store parameters as images: ``meta.json``, images and ZIP archives."""
+"""Functions shared by the formats that store parameters as images: ``meta.json``, images and ZIP archives."""
 
 import contextlib
 import io
@@ -26,10 +26,11 @@ DEFLATE_RATIO_MAX = 1032
 """Maximum compression ratio of deflate."""
 
 IMAGE_RATIO_MAX, IMAGE_SPARE_BYTES = 8, 1 << 20
-"""Images in an archive are hardly smaller than in files; an image that is larger by this factor is damaged."""
+"""Deflate hardly compresses images; a member that is larger than its compressed size by this factor plus these bytes is
+damaged."""
 
 SPARE_PIXELS = 1 << 20
-"""Pixels that an image may have in addition to four per Gaussian; enough for any palette."""
+"""Maximum number of pixels in addition to four per Gaussian; enough for any palette."""
 
 ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError, RuntimeError)
 """Exceptions that zipfile raises for damaged archives."""
@@ -43,10 +44,10 @@ def archive_loader(path: Path, size_max: int | None = None) -> Load:
 
     Args:
         path: The archive.
-        size_max: Maximum size of a member in bytes. None is for members that are compressed already: they are at most
-            :data:`IMAGE_RATIO_MAX` times as large as in the archive, and ``meta.json`` is at most :data:`META_MAX`.
+        size_max: Maximum size of a member in bytes. None limits images to about :data:`IMAGE_RATIO_MAX` times their
+            size in the archive, and ``meta.json`` to :data:`META_MAX`.
     """
-    # Read from memory, so that the sizes stored in the archive are checked against the actual content.
+    # Read the archive into memory, so that the sizes stored in it are checked against its content.
     content = read_file(path)
     try:
         archive = zipfile.ZipFile(io.BytesIO(content))
@@ -75,12 +76,12 @@ def archive_loader(path: Path, size_max: int | None = None) -> Load:
 
 
 def write_files(folder: Path, index: str, files: Iterable[tuple[str, bytes]], old: Iterable[str]) -> None:
-    """Writes the files of a dataset into a folder, which has the old or the new dataset whatever happens.
+    """Writes the files of a dataset into a folder, so that it contains either the old or the new dataset at any time.
 
     Args:
-        folder: Exists.
-        index: Name of the file that names all others. It comes last and is replaced atomically.
-        files: Names, of which only that of the index exists already, and contents. They may begin with a folder.
+        folder: An existing folder.
+        index: Name of the file that lists all others. It is written last and replaced atomically.
+        files: Names, possibly with folders, and contents. No file except the index may exist already.
         old: Names of the files of the old dataset, which are removed at the end.
     """
     raise_if_read(folder / index)
@@ -103,7 +104,7 @@ def write_files(folder: Path, index: str, files: Iterable[tuple[str, bytes]], ol
 
 
 def _may_hold(path: Path, content: bytes | None) -> bool:
-    """Returns whether a file has a content, or cannot be read."""
+    """Returns whether a file has the given content, or cannot be read."""
     try:
         return content is not None and path.read_bytes() == content
     except FileNotFoundError:
@@ -113,7 +114,7 @@ def _may_hold(path: Path, content: bytes | None) -> bool:
 
 
 def _remove(folder: Path, names: Iterable[str]) -> None:
-    """Removes files, and their folders below `folder` if these become empty. What cannot be removed stays."""
+    """Removes files, and folders below `folder` that become empty; ignores files that cannot be removed."""
     for name in names:
         with contextlib.suppress(OSError, ValueError, FileError):
             raise_if_read(folder / name)
@@ -124,7 +125,8 @@ def _remove(folder: Path, names: Iterable[str]) -> None:
 
 
 def free_suffix(folder: Path, names: Iterable[str]) -> str:
-    """Returns what is appended to the stems of names so that none of them exists in a folder: nothing, or ``_2``."""
+    """Returns a suffix for the stems of names, such as ``""`` or ``"_2"``, with which none of them exists in a
+    folder."""
     paths = [folder / name for name in names]
     suffixes = itertools.chain([""], (f"_{i}" for i in itertools.count(2)))
     return next(
@@ -135,12 +137,12 @@ def free_suffix(folder: Path, names: Iterable[str]) -> str:
 
 
 def read_meta(folder: Path) -> JsonObject:
-    """Reads ``meta.json`` of a folder."""
+    """Reads the ``meta.json`` of a folder."""
     return JsonObject.parse(str(folder), read_file(folder / META, META_MAX), META)
 
 
 def named_images(folder: Path) -> set[str]:
-    """Returns the names of the images in the ``meta.json`` of an earlier output; none if it cannot be read."""
+    """Returns the image names in the ``meta.json`` of an earlier output; an empty set if it cannot be read."""
     with contextlib.suppress(FileError, OSError), allow_overwrite():
         meta = read_meta(folder)
         parts = [meta.part(name) for name in meta.values]
@@ -149,7 +151,7 @@ def named_images(folder: Path) -> set[str]:
 
 
 def decode_image(path: str, name: str, content: bytes, count: int) -> Bytes:
-    """Decodes an image, [H, W, 4], unless it has far more pixels than `count` Gaussians need."""
+    """Decodes an image, [H, W, 4]; raises FileError if it has far more pixels than `count` Gaussians need."""
     from PIL import Image
 
     try:
