@@ -27,24 +27,24 @@ EMULATED_PROPERTY = "random scenes against fp64"
 
 HEAD = """# Reliability
 
-Results of property-based tests of the rasterizer on random scenes. `make scoreboard` runs them on a CPU and writes this
-page; `make emulate` runs random scenes on emulated GPUs. `make test` runs a part of them, and `make fuzz MINUTES=60`
-runs them with new seeds for any length of time. A case that fails is simplified, saved under `tests/cases` and replayed
-by every run of the tests.
+This page has the results of property-based tests of the rasterizer on random scenes. `make scoreboard` runs them on a
+CPU and writes this page; `make emulate` runs random scenes on emulated GPUs. `make test` runs a subset, and
+`make fuzz MINUTES=60` runs them with new seeds for any length of time. A case that fails is simplified, saved under
+`tests/cases` and replayed by every run of the tests.
 
 A violation is an image or gradient outside the tolerance policy (`tests/support/closeness.py`), a value that is not
-finite, a bit that differs where results must be bit-exact, or an error other than the documented one. The properties
-are defined in `tests/support/properties.py`.
+finite, a bit that differs where results must be bit-exact, or an error other than the documented one.
+`tests/support/properties.py` defines the properties.
 
-| property | platform | tried | violations | largest error over its bound | seed | machine | date |
+| property | platform | cases | violations | largest error / bound | seed | machine | date |
 | --- | --- | ---: | ---: | ---: | ---: | --- | --- |
 """
 
 FOOT = """
-The largest error over its bound is 0 for properties that compare bits. "Emulated" means that the code which Triton
-compiles for a GPU was executed on a CPU, on small scenes in fp32; see [GPU code without a GPU](emulation.md). Only the
-rows "on a GPU" are about hardware. The 8 violations there are bits of the gradient of the backgrounds: PyTorch's sum
-over pixels depended on the number of images. It no longer does; this was not run on a GPU again.
+The largest error / bound is 0 for properties that compare bits. "Emulated" means that a CPU executed the code that
+Triton compiles for a GPU, on small scenes in fp32; see [GPU code without a GPU](emulation.md). Only the rows "on a GPU"
+were run on hardware. The 8 violations there are bits of the gradient of the backgrounds: PyTorch's sum over pixels
+depended on the number of images. This has been fixed; the test has not been run on a GPU again.
 """
 
 
