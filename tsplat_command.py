@@ -10,6 +10,8 @@ import os
 import shutil
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from importlib import metadata
 from types import FrameType
 from typing import Any, NoReturn
@@ -42,7 +44,7 @@ HELP_WIDTH_MIN = 40
 
 
 def main() -> int:
-    """Runs :func:`tsplat.cli.main`; SIGINT and SIGTERM end its imports with one line and 128 plus their number."""
+    """Runs :func:`tsplat.cli.main`."""
     if sys.argv[1:] == ["--version"]:
         with contextlib.suppress(metadata.PackageNotFoundError):  # a clone that is not installed
             print("tsplat", metadata.version("tsplat"))
@@ -54,13 +56,26 @@ def main() -> int:
             subparsers.add_parser(name, help=help)
         parser.print_help()
         return 0
-    handled = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
-    previous = {signum: signal.signal(signum, _exit) for signum in handled}
-    from tsplat.cli import main as run
-
-    for signum, handler in previous.items():
-        signal.signal(signum, handler)
+    with importing():
+        from tsplat.cli import main as run
     return run()
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Lets SIGINT and SIGTERM end the process, with one line and the status 128 plus their number.
+
+    Modules that are being imported may catch or wrap exceptions. Does nothing outside the main thread.
+    """
+    handled: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        handled = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
+    previous = {signum: signal.signal(signum, _exit) for signum in handled}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
 
 def build_overview(
@@ -102,7 +117,6 @@ def widen_help() -> None:
 
 
 def _exit(signum: int, _frame: FrameType | None) -> NoReturn:
-    # Not an exception, which modules that are being imported may catch or wrap.
     message = "interrupted" if signum == signal.SIGINT else f"stopped by {signal.Signals(signum).name}"
     os.write(sys.stderr.fileno(), f"tsplat: {message}\n".encode())
     os._exit(128 + signum)

@@ -27,7 +27,7 @@ from benchmarks.pages import write_tables
 from tests.support.paths import MODELS
 from tests.support.round_trips import LINEAR, angles_between, check_round_trip, file_order
 from tsplat.scene import Camera, Gaussians, intrinsics, read_model, write_model
-from tsplat.scene.formats.models import Format
+from tsplat.scene.option_types import Format
 from tsplat.scene.quantization import levels
 from tsplat.viewing import look_at_all, render
 

@@ -1,14 +1,16 @@
 """Creates the images of README.md: `python -m benchmarks.readme_images --scene SCENE`.
 
-Writes ``docs/training.webp``, the views of a moving camera while a scene is trained, and ``docs/viewer.png``, the
+Writes ``docs/training.webp``, the views of a moving camera while a scene is trained, and ``docs/viewer.jpg``, the
 viewer with the trained model. The camera moves past some of the photographs, and looks at the point that all
-photographs look at. ``--models`` also writes ``docs/scenes.jpg``, four models, and ``docs/orbit.webp``, an orbit around
-one of them. With ``--run RUN``, a run on the same photographs, in place of ``--scene``, nothing is trained, and
-``docs/training.webp`` is not written.
+photographs look at. ``--models`` also writes ``docs/scenes.jpg``, four models, ``docs/orbit.webp``, an orbit around
+one of them, and ``docs/knot.jpg``, the image of the quick start. With ``--run RUN``, a run on the same photographs, in
+place of ``--scene``, nothing is trained, and ``docs/training.webp`` is not written.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.support.browser import open_page
+from tests.support.markdown import python_blocks
 from tests.support.paths import MODELS
 from tsplat.scene import Camera, Capture, Gaussians, intrinsics, look_at, open_model, read_capture, write_ply
 from tsplat.scene.images import to_bytes
@@ -113,6 +116,17 @@ def write_models(banana: Image.Image) -> None:
     seal = open_model(MODELS / "luma-seal.splat")
     cameras = model_cameras(seal, [i / FRAMES for i in range(FRAMES)])
     write_animation(DOCS / "orbit.webp", list(render_frames(seal, cameras)), 80)
+    write_quick_start()
+
+
+def write_quick_start() -> None:
+    """Writes the image that the code of README.md saves, at three quarters of its size."""
+    (code,) = python_blocks(DOCS.parent / "README.md")  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        torch.manual_seed(0)
+        exec(code, {})
+        with Image.open("image.png") as image:
+            image.resize((480, 360), Image.Resampling.LANCZOS).save(DOCS / "knot.jpg", quality=88)
 
 
 def viewer_image(model: ViewedModel, view: str) -> Image.Image:
@@ -123,7 +137,7 @@ def viewer_image(model: ViewedModel, view: str) -> Image.Image:
     model.warm_up()
     with open_page(viewer.url, *PAGE) as page:
         time.sleep(20)
-        image = Image.fromarray(page.screenshot()).quantize(256)
+        image = Image.fromarray(page.screenshot())
     viewer.close()
     return image
 
@@ -141,7 +155,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.run is not None:
         model = open_viewed(options.run, torch.device("cpu"), warn=print)
-        viewer_image(model, options.views[-1]).save(DOCS / "viewer.png")
+        viewer_image(model, options.views[-1]).save(DOCS / "viewer.jpg", quality=90)
         if options.models:
             write_models(photographed(model.gaussians, model.cameras))
         return
@@ -156,7 +170,9 @@ def main() -> None:
         write_ply(options.out, gaussians)
     if options.models:
         write_models(photographed(gaussians, cameras))
-    viewer_image(frame_model("banana", Renderer(gaussians), cameras), options.views[-1]).save(DOCS / "viewer.png")
+    viewer_image(frame_model("banana", Renderer(gaussians), cameras), options.views[-1]).save(
+        DOCS / "viewer.jpg", quality=90
+    )
 
 
 if __name__ == "__main__":

@@ -232,7 +232,11 @@ def limit_table(records: list[dict[str, Any]]) -> str:
 
 
 def with_sign(text: str) -> str:
-    """Returns a text with × in sizes, which records write in ASCII; names such as garden-648x420 do not change."""
+    """Returns a text with × in sizes and separators in counts, which records write in ASCII.
+
+    Names such as garden-648x420 do not change.
+    """
+    text = re.sub(r"\b\d+(?= at \d+x\d)", lambda count: f"{int(count[0]):,}", text)
     return re.sub(r"(?<![-\w])(\d+)x(\d+)\b", r"\1×\2", text)
 
 

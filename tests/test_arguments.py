@@ -11,10 +11,11 @@ import tsplat
 from tests.support import scenes
 from tests.support.identity import assert_identical
 from tsplat import ArgumentError, ArgumentTypeError, DeviceError, DtypeError, ShapeError, UnsupportedError
-from tsplat.arguments import check_devices, to_float
+from tsplat.arguments import check_devices
 from tsplat.compat import gsplat
 from tsplat.config import RendererConfig, RendererConfig_ParallelBatch
 from tsplat.data import Cameras
+from tsplat.scalars import to_float
 from tsplat.stages.inputs import check_scene
 
 

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.xdist_group("imports")
 
 PACKAGE = ROOT / "tsplat"
-FILES = sorted(PACKAGE.rglob("*.py"))
+FILES = sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")])
 
 STAGES_USE = {
     "arguments",
@@ -29,6 +29,7 @@ STAGES_USE = {
     "output_maps",
     "precision",
     "runtime",
+    "scalars",
 }
 SCENE = {
     "arguments",
@@ -37,11 +38,14 @@ SCENE = {
     "formulas",
     "functional",
     "ops",
+    "pipeline",
     "precision",
-    "rasterization",
+    "scalars",
     "support",
 }
-VIEWING = {"arguments", "config", "errors", "formulas", "precision", "rendering", "runtime", "scene", "support"}
+VIEWING = {
+    "arguments", "config", "errors", "formulas", "precision", "rendering", "runtime", "scalars", "scene", "support",
+}  # fmt: skip
 TRAINING = VIEWING | {"__init__", "ops", "passes", "stages", "strategies", "viewing"}
 MODULES = {
     "config": set(),
@@ -49,7 +53,8 @@ MODULES = {
     "errors": set(),
     "output_maps": set(),
     "data": {"config", "output_maps"},
-    "arguments": {"config", "errors"},
+    "scalars": {"errors"},
+    "arguments": {"config", "errors", "scalars"},
     "support": {"errors"},
     "triton_cpu": set(),
     "gpu_driver": set(),
@@ -65,12 +70,13 @@ MODULES = {
         "gpu_driver",
         "kernels",
         "precision",
+        "scalars",
         "support",
         "triton_cpu",
     },
     "stages": STAGES_USE,
     "functional": STAGES_USE | {"stages"},
-    "ops": {"arguments", "config", "errors", "formulas", "precision", "runtime"},
+    "ops": {"arguments", "config", "errors", "formulas", "precision", "runtime", "scalars"},
     "passes": {
         "arguments",
         "config",
@@ -81,13 +87,14 @@ MODULES = {
         "output_maps",
         "precision",
         "runtime",
+        "scalars",
         "stages",
         "support",
     },
-    "rasterization": {"config", "data", "passes", "precision", "reference", "runtime", "stages"},
-    "__init__": {"config", "errors", "functional", "ops", "passes", "rasterization", "stages"},
+    "pipeline": {"config", "data", "passes", "precision", "reference", "runtime", "stages"},
+    "__init__": {"config", "errors", "functional", "ops", "passes", "pipeline", "stages", "support"},
     "scene": SCENE,
-    "strategies": {"arguments", "config", "data", "errors", "formulas", "precision", "runtime", "support"},
+    "strategies": {"arguments", "config", "data", "errors", "formulas", "precision", "runtime", "scalars", "support"},
     "rendering": {"scene"},
     "viewing": VIEWING,
     "training": TRAINING,
@@ -102,12 +109,13 @@ MODULES = {
         "output_maps",
         "precision",
         "runtime",
+        "scalars",
         "scene",
         "stages",
         "strategies",
         "support",
     },
-    "cli": {"__init__", "runtime", "scene", "support", "training", "viewing"},
+    "cli": {"__init__", "errors", "runtime", "scene", "support", "training", "viewing"},
     "__main__": {"cli"},
 }
 STAGES = ("projection", "shading", "exchange", "intersection", "compositing")
@@ -120,7 +128,7 @@ USES_TRITON = {"gpu_driver", "kernels", "passes", "runtime", "triton_cpu", "cli"
 
 MAX_PARAMETERS, MAX_KERNEL_PARAMETERS = 12, 20
 DROP_IN = {
-    "tsplat/rasterization.py": {"rasterization", "rasterization_2dgs"},
+    "tsplat/pipeline.py": {"rasterization", "rasterization_2dgs"},
     "tsplat/reference/__init__.py": {"rasterize"},
     "tsplat/functional/projection.py": {
         "fully_fused_projection",
@@ -177,7 +185,7 @@ def exported_names():
     """The names in tsplat's `__all__`."""
     (names,) = (
         ast.literal_eval(node.value)
-        for node in tree_of(PACKAGE / "__init__.py").body
+        for node in tree_of(PACKAGE / "__init__.pyi").body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
     return frozenset(names)
@@ -189,7 +197,6 @@ def imported_module(target):
     if root != "tsplat":
         return None
     if rest in exported_names():
-        # `from .. import rasterization` is the function, not the file of that name.
         return "__init__"
     first = rest.split(".")[0]
     exists = first and ((PACKAGE / first).is_dir() or (PACKAGE / f"{first}.py").exists())
@@ -330,13 +337,13 @@ def test_imports_load_neither_triton_nor_optional_packages_nor_training(run_pyth
     run_python(f"""
 import sys, torch
 before = set(sys.modules)
-import tsplat
+from tsplat import *
 loaded = {{name.split(".")[0] for name in set(sys.modules) - before}} & {OPTIONAL | {"triton"}}
 assert not loaded, loaded
-import tsplat.scene
+from tsplat.scene import *
 loaded = [name for name in sys.modules if name.startswith("tsplat.training")]
 assert not loaded, f"tsplat.scene: {{loaded}}"
-import tsplat.viewing
+from tsplat.viewing import *
 loaded = [name for name in sys.modules if name.startswith("tsplat.training")]
 assert not loaded, f"tsplat.viewing: {{loaded}}"
 """)

@@ -102,6 +102,7 @@ EXCEPTIONS = [
             "tsplat/viewing/viewer/server.py",
             "tsplat/training/runs/live_view.py",
             "tsplat/cli/commands.py",
+            "tsplat/cli/run_options.py",
             "docs/viewer.md",
             "CHANGELOG.md",
             "tests/training/runs/test_live_view.py",
@@ -218,3 +219,23 @@ def test_truth_in_tests_is_only_a_local_variable():
 )
 def test_identifiers_are_searched_word_by_word(line, found):
     assert bool(ANY.search(words(line))) == found
+
+
+COUNT = re.compile(
+    r"\{(?!_describe|how\}|model\}|views\}|')[^{}]*?(?<!:,)(?<!\.1f)\} "
+    r"(Gaussians|points|vertices|triangles|photographs|images|cameras|views|steps|frames|bytes)\b"
+)
+"""A count in a message without separators of thousands. Values in the first parentheses are texts, others small."""
+
+
+def test_counts_in_messages_have_separators():
+    """Numbers that users may type, such as a step, and those of JSON have none."""
+    problems = [
+        f"{relative}:{number}: {match[0]!r}: use :,"
+        for relative, lines in texts().items()
+        if relative.startswith(("tsplat/cli/", "tsplat/scene/", "tsplat/training/", "tsplat/viewing/"))
+        for number, line in enumerate(lines, 1)
+        for match in COUNT.finditer(line)
+    ]
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)

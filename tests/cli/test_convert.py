@@ -11,15 +11,16 @@ from PIL import Image
 
 from tests.support.model_files import skip_without
 from tsplat import cli
-from tsplat.cli.shared_options import FORMATS
 from tsplat.scene import read_model, read_ply, write_ply
+from tsplat.scene.option_types import FORMATS
 
 
 def test_convert_reports_losses_and_writes_a_model_that_renders(model, tmp_path, capsys):
     splat, out = tmp_path / "a.splat", tmp_path / "a.png"
     assert cli.main(["convert", str(model), str(splat)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"wrote 3 Gaussians to {splat}; losses: colors, opacities and rotations rounded")
+    note = f"note: {splat.name} does not store all of the model exactly: colors, opacities and rotations rounded"
+    assert printed.startswith(f"wrote 3 Gaussians to {splat}\n{note}")
     assert cli.main(["render", str(splat), "--out", str(out), "--width", "90", "--height", "60"]) == 0
     assert (np.asarray(Image.open(out)).max(-1) > 60).mean() > 0.1
 
@@ -53,7 +54,7 @@ def test_gaussians_without_rotation_stay_invisible(format, model, tmp_path, caps
         assert len(found) == 3
     else:
         assert printed.startswith("wrote 2 Gaussians")
-        assert "losses: 1 Gaussians whose rotation is a quaternion of zeros" in printed
+        assert "exactly: Gaussians whose rotation is a quaternion of zeros (1)" in printed
         assert len(found) == 2
 
 
@@ -146,7 +147,8 @@ def test_convert_and_export_write_a_page(command, model, tmp_path, capsys):
     command = [part.format(model=model, out=out) for part in command]
     assert cli.main([*command, "--title", "Three balls", "--up", "0", "0", "1", "--format", "compressed-ply"]) == 0
     size = f"{out.stat().st_size / 1e6:.1f} MB, of which the model has 0.0 MB and the viewer the rest"
-    printed = f"wrote 3 Gaussians to {out}: {size}; losses: every value rounded to 8 to 11 bits\n"
+    note = "the page does not store all of the model exactly: every value rounded to 8 to 11 bits; a plain .ply does"
+    printed = f"wrote 3 Gaussians to {out}: {size}\nnote: {note}\n"
     assert capsys.readouterr().out == f"{printed}next: open {out} in a web browser\n"
     text = out.read_text("utf-8")
     assert "<title>Three balls</title>" in text

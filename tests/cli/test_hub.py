@@ -131,7 +131,7 @@ def test_run_is_shared_without_photographs_and_its_card_is_kept(hub, stopped_run
     hub.files["user/run", "README.md"] = b"edited"
     assert cli.main(["share", str(stopped_run), "user/run", "--file", "scene.splat"]) == 0
     assert "uploaded preview.png, scene.splat: " in (printed := capsys.readouterr().out)
-    assert "note: scene.splat does not store: " in printed
+    assert "note: scene.splat does not store all of the model exactly: " in printed
     assert hub.files["user/run", "README.md"] == b"edited"
     assert cli.main(["share", str(stopped_run), "user/run", "--license", "cc0-1.0"]) == 2
     assert "--license: user/run has a card" in capsys.readouterr().err

@@ -417,10 +417,11 @@ def test_ctrl_c_outside_training_prints_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("signum", "message"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")]
 )
-def test_signals_end_imports_with_one_line(signum, message, tmp_path):
+@pytest.mark.parametrize("words", [["view", "model.ply"], ["train", "scene", "--out", "run"]])
+def test_signals_end_imports_with_one_line(words, signum, message, tmp_path):
     (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time; time.sleep(60)")
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    command = [sys.executable, "-c", code + "from tsplat_command import main; sys.exit(main())", "view"]
+    command = [sys.executable, "-c", code + "from tsplat_command import main; sys.exit(main())", *words]
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
     with subprocess.Popen(command, env=paths, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -459,6 +460,39 @@ def test_overview_needs_no_imports(words, tmp_path, monkeypatch, capsys):
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT))), "COLUMNS": "30"}
     found = subprocess.run([sys.executable, "-c", code], env=paths, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (0, expected, "")
+
+
+WITHOUT_TORCH = """
+import json, sys
+from tsplat_command import main
+sys.argv[1:] = json.loads(sys.argv[1])
+try:
+    status = main()
+except SystemExit as end:
+    status = end.code
+assert "torch" not in sys.modules
+sys.exit(status)
+"""
+
+MISTAKES = [
+    "trian",
+    "train --otu run",
+    "train scene --out run --steps x",
+    "train scene",
+    "render --wdth 3",
+    "blocks plna",
+]
+
+
+@pytest.mark.parametrize(
+    "words", [*([*name.split(), "--help"] for name in (*COMMANDS, "blocks plan")), *MISTAKES], ids=str
+)
+def test_help_and_mistakes_do_not_import_torch(words):
+    status, words = (2, words.split()) if isinstance(words, str) else (0, words)
+    command = [sys.executable, "-c", WITHOUT_TORCH, json.dumps(words)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == status, found.stderr
+    assert found.stderr.startswith("tsplat: error:") if status else found.stdout.startswith("usage: tsplat")
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["train", "--resume", "run"]])

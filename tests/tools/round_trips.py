@@ -23,7 +23,7 @@ from tsplat.errors import ArgumentError
 from tsplat.scene import Gaussians, Georeference, read_georeference, read_model, set_sh_degree, write_model
 from tsplat.scene.formats.models import ABSOLUTE
 from tsplat.scene.formats.spz_writer import POSITION_MAX
-from tsplat.scene.georeference import FRAMES, ModelFrame
+from tsplat.scene.option_types import FRAMES, ModelFrame
 from tsplat.scene.rotation import axis_rotations, similarity
 
 DEGREES_MAX = {

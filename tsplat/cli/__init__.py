@@ -1,6 +1,7 @@
 """The command line, ``tsplat``: one subcommand per task."""
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -9,11 +10,9 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
+from tsplat_command import importing, widen_help
 
-from tsplat_command import widen_help
-
-from .. import ArgumentError, BackendError, MemoryBudgetError, PeerError, UnsupportedError
+from ..errors import ArgumentError, BackendError, MemoryBudgetError, PeerError, UnsupportedError
 from ..support.files import describe_os_error
 from ..support.interruption import Interrupted, exit_on_signals
 from ..support.output import WarningsOnly, protect_output
@@ -75,8 +74,11 @@ def main(argv: list[str] | None = None) -> int:
         protected = protect_inputs() if command_name in WRITE_ELSEWHERE else no_context
         quiet = contextlib.redirect_stdout(WarningsOnly()) if arguments.quiet and not is_result else no_context
         verbose = _verbose_log() if arguments.verbose else no_context
+        module, function = arguments.run
+        with importing():
+            run = getattr(importlib.import_module(f".{module}", __name__), function)
         with exit_on_signals(), protected, quiet, verbose:  # training handles signals itself
-            status: int = arguments.run(arguments)
+            status: int = run(arguments)
         sys.stdout.flush()
         return status
     except SystemExit as error:
@@ -95,8 +97,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ArgumentError, UnsupportedError, BackendError, PeerError, MemoryBudgetError, ArithmeticError) as error:
         return _report(str(error), given)
     except (MemoryError, RuntimeError) as error:
-        # On a CPU, PyTorch raises a RuntimeError, which is only recognizable by its message.
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
+        # PyTorch, which may not be imported, raises OutOfMemoryError on a GPU, and a RuntimeError that only its message
+        # distinguishes on a CPU.
+        is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if not is_memory and "allocate memory" not in str(error):
             raise
         return _report("out of memory; use smaller images", given)
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..scene.cropping import Box
+from ..scene.option_types import Box
 from ..support.files import raise_if_special
 
 SIZE_MAX = 16384

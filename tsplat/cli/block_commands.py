@@ -2,8 +2,6 @@
 
 import time
 from argparse import Namespace
-from collections.abc import Callable
-from typing import Any
 
 from .. import ArgumentError
 from ..scene import plan_blocks, read_capture, read_plan, write_plan
@@ -14,46 +12,9 @@ from ..scene.model_rows import as_rows
 from ..support.extras import require
 from ..support.files import output_folder
 from ..support.progress import stage_display
-from .argument_types import COUNT, count, number, path
 from .large_models import warn_user
 from .model_commands import write
-from .parsing import Parser
-from .shared_options import ENDINGS, FORMATS
 from .shared_steps import launch, print_steps_note
-
-
-def add_blocks_options(parser: Parser) -> None:
-    subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="{plan,train,merge}")
-    parser.commands = subparsers.choices
-
-    def subcommand(name: str, run: Callable[[Namespace], int], help: str, **settings: Any) -> Any:
-        added = subparsers.add_parser(name, help=help, description=help, allow_abbrev=False, **settings)
-        added.set_defaults(run=run)
-        return added.add_argument
-
-    add = subcommand("plan", plan, "divide a scene on the ground plane, and assign views to the blocks")
-    add("scene", type=path, metavar="SCENE", help="scene folder, as for tsplat train")
-    add("--out", type=path, required=True, metavar="PLAN", help="folder to create: plan.json, and the image plan.png")
-    layout = subparsers.choices["plan"].add_mutually_exclusive_group(required=True)
-    layout.add_argument("--blocks", **COUNT, help="number of blocks, with about equal numbers of points")
-    grid: dict[str, Any] = {"type": count, "nargs": 2, "metavar": ("COLUMNS", "ROWS")}
-    layout.add_argument("--grid", **grid, help="numbers of columns and of rows in each")
-    margin = "margin on each side of a block during training, as a fraction of its size (0.2)"
-    add("--margin", type=number, default=0.2, metavar="F", help=margin)
-    share = "a view is assigned to each block that has at least this share of it, and to the block with the most (0.03)"
-    add("--min-share", type=number, default=0.03, metavar="F", help=share)
-
-    help = "train all blocks, or the given ones, one after another; finished blocks are skipped, stopped ones resumed"
-    usage = "tsplat blocks train [-h] [--scene SCENE] PLAN [K ...] [OPTIONS of tsplat train]"
-    add = subcommand("train", train, help, usage=usage)
-    add("plan", type=path, metavar="PLAN", help="folder of the plan; indices of blocks and options may follow")
-    add("--scene", metavar="SCENE", help="scene folder, if it has moved since the blocks were planned")
-    subparsers.choices["train"].set_defaults(takes_options=True)
-
-    add = subcommand("merge", merge, "merge the Gaussians that each block has inside of its borders into one model")
-    add("plan", type=path, metavar="PLAN", help="folder of the plan, with all blocks trained")
-    add("--out", type=path, required=True, metavar="MODEL", help=f"output file, {ENDINGS}")
-    add("--format", choices=FORMATS, help="format of the output (that of its name)")
 
 
 def plan(arguments: Namespace) -> int:
@@ -75,7 +36,7 @@ def plan(arguments: Namespace) -> int:
         write_plan(folder, block_plan)
     print(f"{'block':>5} {'points':>10} {'views':>6}")
     for k, block in enumerate(block_plan.blocks):
-        print(f"{k:5} {block.n_points:10} {len(block.views):6}")
+        print(f"{k:5} {block.n_points:10,} {len(block.views):6}")
     print(f"wrote {folder}: {PLAN}; plan.png shows the blocks, views and points from above")
     return 0
 

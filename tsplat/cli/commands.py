@@ -1,10 +1,8 @@
-"""Subcommands: for each, a function that adds its options, and one that runs it and returns an exit status.
+"""The commands on scenes and runs: for each a function that runs it and returns an exit status.
 
-The viewer and `tsplat.training` are imported only by the subcommands that use them, so that ``tsplat --help``, and
-rendering, converting and describing a model start fast.
+The viewer and `tsplat.training` are imported only by the commands that use them, so that others start fast.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -14,12 +12,11 @@ from argparse import Namespace
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from .. import ArgumentError
 from ..scene import View, summarize
 from ..scene import prepare as run_prepare
-from ..scene.capture.structure_from_motion import FITTED_MODELS, MATCHINGS
 from ..scene.formats.checkpoints import is_run
 from ..support.extras import require, require_installed
 from ..support.process_identity import is_main_rank
@@ -27,20 +24,8 @@ from ..support.progress import stage_display
 from ..support.suggestions import list_names
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import find_run
-from ..viewing.view_options import DrawnBy, ViewOptions
-from .argument_types import COUNT, SIZE, VECTOR, model_path, number, path, port, seed, small_seed
 from .large_models import describe_memory, read_to_view, warn_user
-from .parsing import add_settings
-from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_memory, add_model
-from .shared_steps import launch, open_rows_of, options_of, print_next, print_steps_note, result_only
-
-
-def add_demo_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--out", type=path, default=Path("demo"), metavar="DIR", help="output folder (demo)")
-    add("--steps", **COUNT, help="optimizer steps (depends on the device)")
-    add("--seed", type=seed, default=0, metavar="S", help="random seed (0)")
-    add_backend(parser)
+from .shared_steps import launch, open_rows_of, options_of, print_next, result_only
 
 
 def demo(arguments: Namespace) -> int:
@@ -50,31 +35,6 @@ def demo(arguments: Namespace) -> int:
     run_demo(arguments.out, backend=arguments.backend, steps=arguments.steps, seed=arguments.seed)
     print_next("view", arguments.out)
     return 0
-
-
-def add_prepare_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("photos", type=path, metavar="PHOTOS", help="folder of overlapping photographs, or a video")
-    add("--out", type=path, required=True, metavar="SCENE", help="scene folder to create")
-    add("--max-size", **SIZE, default=1600, help="longest image side for feature detection (1600)")
-    single = "whether all photographs of a folder share one camera and focal length (yes)"
-    add("--single-camera", action=argparse.BooleanOptionalAction, default=True, help=single)
-    lens = (
-        "lens model to fit; EQUIRECTANGULAR for 360° panoramas (EQUIRECTANGULAR if the metadata says so, else "
-        "SIMPLE_RADIAL)"
-    )
-    add("--camera-model", choices=FITTED_MODELS, help=lens)
-    matching = (
-        "photographs to match with each other: all, neighbors in the order of names, or the most similar ones "
-        "(auto: all for up to 200 photographs or 30 frames; else the most similar photographs, or neighboring frames)"
-    )
-    add("--matching", choices=MATCHINGS, default="auto", help=matching)
-    add("--frames", **COUNT, help="frames to take from a video (4 per second, 50 to 300)")
-    masks = "folder of masks, a.png or a.jpg.png for a.jpg, or one image for all photographs; white is valid"
-    add("--masks", type=path, metavar="MASKS", help=masks)
-    below = "mask the part of panoramas more than this angle below the horizon, where the operator is"
-    add("--mask-below", type=number, metavar="DEG", help=below)
-    add("--seed", type=small_seed, default=0, metavar="S", help="random seed (0)")
 
 
 def prepare(arguments: Namespace) -> int:
@@ -88,7 +48,7 @@ def prepare(arguments: Namespace) -> int:
         )
     total = len(prepared.registered) + len(prepared.unregistered)
     print(
-        f"registered {len(prepared.registered)} of {total} photographs; {prepared.n_points} points, "
+        f"registered {len(prepared.registered)} of {total:,} photographs; {prepared.n_points:,} points, "
         f"mean reprojection error {prepared.error:.2f} px"
     )
     for reason in dict.fromkeys(prepared.reasons.values()):
@@ -103,30 +63,6 @@ def prepare(arguments: Namespace) -> int:
     scene = arguments.out
     print_next("train", scene, "--out", scene.with_name(f"{scene.name}_run") if scene.name else "run")
     return 0
-
-
-def add_view_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    models = f"{MODEL}; or a scene folder, whose sparse points are shown; the viewer can switch between several"
-    add("models", type=model_path, nargs="+", metavar="MODEL", help=models)
-    add_checkpoint(parser)
-    add("--scene", metavar="SCENE", help="scene folder of a run, if it has moved since training")
-    add("--up", **VECTOR, help="direction that points up in all models (a run: that of its cameras; else guessed)")
-    add("--force", action="store_true", help=FORCE)
-    add_memory(parser)
-    add_settings(
-        parser,
-        ViewOptions(),
-        names=("address", "port", "host_name", "open"),
-        address={"metavar": "IP"},
-        port={"type": port},
-    )
-    draw = (
-        "where images are first drawn: server, or browser if it has WebGL 2 on a GPU; the page has a control for it "
-        "(server)"
-    )
-    add("--draw", choices=get_args(DrawnBy), default="server", help=draw)
-    add_backend(parser)
 
 
 def view(arguments: Namespace) -> int:
@@ -197,49 +133,6 @@ def _photographs(
     return find_photographs(run, scene, warn)
 
 
-def train(arguments: Namespace) -> int:
-    """Runs ``tsplat train``."""
-    from ..training import resume
-    from ..training import train as run_train
-    from ..training.processes.launcher import ranks_and_gpus
-    from ..training.runs.context import require_extras
-    from ..training.runs.live_view import check_view
-    from .train_options import parse
-
-    options = parse(arguments.rest)
-    require_extras(options.settings, view=options.view is not None)
-    check_view(options.view, ranks_and_gpus(options.ranks, options.gpus)[0])
-    status = launch(arguments.command_line, options.ranks, options.gpus)
-    if status is not None:
-        return status
-    if options.resume is not None:
-        names = ("steps", "stop_after", "force", "checkpoint", "scene", "accept_changes", "view")
-        with result_only(arguments, options.json):
-            metrics = resume(options.resume, **options_of(options, *names))
-    else:
-        config = options.settings if options.minutes is None else lambda n: parse(arguments.rest, n).settings
-        with result_only(arguments, options.json):
-            print_steps_note(arguments.rest)
-            metrics = run_train(config, options.out, **options_of(options, "minutes", "stop_after", "view"))
-    if not options.json:
-        print_next("view", options.out if options.resume is None else options.resume)
-    elif is_main_rank():
-        print(json.dumps(metrics))
-    return 0
-
-
-def add_eval_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("run_folder", type=path, metavar="RUN", help="folder of a run, or one of its checkpoints")
-    add("--out", type=path, metavar="DIR", help="output folder (RUN/eval)")
-    add("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
-    add("--lpips", choices=("alex", "vgg", "squeeze"), help="also compute LPIPS with this network")
-    add("--ranks", **COUNT, default=1, help="number of processes (1)")
-    add_checkpoint(parser)
-    add("--force", action="store_true", help=FORCE)
-    add("--json", action="store_true", help="print the metrics as JSON, and everything else on stderr")
-
-
 def evaluate(arguments: Namespace) -> int:
     """Runs ``tsplat eval``."""
     from ..training import evaluate_run
@@ -262,14 +155,6 @@ def evaluate(arguments: Namespace) -> int:
     return 0
 
 
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("run_folder", type=path, metavar="RUN", help="folder of a run, or one of its checkpoints")
-    add("--out", type=path, metavar="FILE.html", help="output file (RUN/report.html)")
-    add("--views", **COUNT, default=12, help="maximum number of views to show (12)")
-    add("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
-
-
 def report(arguments: Namespace) -> int:
     """Runs ``tsplat report``."""
     from ..training.runs.report import report_run
@@ -277,11 +162,6 @@ def report(arguments: Namespace) -> int:
     page = report_run(arguments.run_folder, **options_of(arguments, "out", "views", "scene"))
     print(f"next: open {page} in a web browser")
     return 0
-
-
-def add_info_options(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def info(arguments: Namespace) -> int:

@@ -1,6 +1,5 @@
 """``tsplat doctor``: reports installed packages and usable devices, and how to fix problems."""
 
-import argparse
 import json
 import platform
 from argparse import Namespace
@@ -19,10 +18,6 @@ OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap")
 """Packages of the extra `train` without which `demo`, `render` or `train` fails."""
 
 VIEWER = "viser"
-
-
-def add_doctor_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def doctor(arguments: Namespace) -> int:

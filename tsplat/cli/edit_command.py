@@ -1,6 +1,5 @@
 """``tsplat edit``: applies operations to a model, in memory or part by part."""
 
-import argparse
 import contextlib
 import functools
 import time
@@ -31,59 +30,14 @@ from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import cameras_around
 from ..viewing.run_cameras import find_cameras, find_run
 from ..viewing.run_files import check_output
-from .argument_types import BOX, VECTOR, amount, channel, model_path, number, path, steps
 from .large_models import LargeEdit, open_large, report_counts, show_passes, warn_user
 from .model_commands import existing_folder, write, written_format
-from .shared_options import ENDINGS, FORMATS, add_backend, add_model
 from .shared_steps import open_model_of, refuse
 
 MATRIX_BYTES_MAX = 1 << 16
 
 MOVES = ("--translate", "--rotate", "--scale", "--transform", "--up")
 """Operations that transform the model by a matrix."""
-
-
-class Operation(argparse.Action):
-    """Appends an option and its values to `operations`, which preserves the order on the command line."""
-
-    def __call__(
-        self, _parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
-    ) -> None:
-        namespace.operations = [*namespace.operations, (option, values)]
-
-
-def add_edit_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(operations=[])
-    add_model(parser)
-    parser.add_argument("out", type=path, metavar="OUT", help=f"output file, {ENDINGS}")
-    parser.add_argument("--format", choices=FORMATS, help="format of the output (that of its name)")
-    group = parser.add_argument_group(
-        "operations", "applied one after another, in the order in which they are given; each may be given several times"
-    )
-    add = functools.partial(group.add_argument, action=Operation, default=argparse.SUPPRESS)
-    sphere: dict[str, Any] = {"type": number, "nargs": 4, "metavar": ("X", "Y", "Z", "R")}
-    add("--crop", **BOX, help="keep the Gaussians whose centers lie in the box")
-    add("--crop-sphere", **sphere, help="keep those whose centers lie in the sphere")
-    add("--translate", **VECTOR, help="move by a vector, in world units")
-    add("--rotate", **VECTOR, help="rotate by degrees about the x, then y, then z axis")
-    add("--scale", type=number, metavar="F", help="scale by a factor about the origin")
-    add("--transform", type=path, metavar="FILE", help="move by a 4×4 matrix: a text file of its numbers, row by row")
-    add("--up", **VECTOR, help="rotate so that this direction becomes 0 -1 0")
-    add("--min-opacity", type=channel, metavar="O", help="remove Gaussians that are less opaque, 0 to 1")
-    add("--max-scale", type=number, metavar="S", help="remove Gaussians whose longest axis is longer, in world units")
-    isolation = "remove Gaussians whose mean distance to 3 neighbors is more than R times the median; 5 finds floaters"
-    add("--max-isolation", type=number, metavar="R", help=isolation)
-    add("--drop-invalid", nargs=0, help="remove Gaussians with values such as NaN")
-    add("--sh-degree", type=int, choices=range(5), help="degree of the spherical harmonics; 0 removes view dependence")
-    add("--merge", type=model_path, metavar="MODEL", help="add the Gaussians of another model")
-    decimate = "merge Gaussians until this number or percentage is left, with the least change of images"
-    add("--decimate", type=amount, metavar="N|P%", help=decimate)
-    decimation = parser.add_argument_group("options for --decimate")
-    finetune = "number of steps that optimize the decimated model on images of the original; 0 for none (200)"
-    decimation.add_argument("--finetune", type=steps, metavar="STEPS", help=finetune)
-    cameras = "cameras whose images should change least, in the frame of MODEL (a run: its own; else around the model)"
-    decimation.add_argument("--cameras", type=path, metavar="CAMERAS.json", help=cameras)
-    add_backend(decimation)
 
 
 def edit(arguments: Namespace) -> int:

@@ -3,7 +3,6 @@
 A repository contains a model, an image of it and a model card. Photographs, cameras and georeferences are not uploaded.
 """
 
-import argparse
 import contextlib
 import re
 import shutil
@@ -28,17 +27,12 @@ from ..viewing import first_view, render
 from ..viewing.devices import pick_device
 from ..viewing.run_cameras import find_background, find_cameras
 from ..viewing.run_files import check_output
-from .argument_types import model_path, path
 from .large_models import warn_user
-from .shared_options import ENDINGS, FORCE, MODEL, add_backend, add_checkpoint
-from .shared_steps import open_model_of, print_next
+from .model_options import HUB_FILES
+from .shared_steps import open_model_of, print_losses, print_next
 
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 CARD, PREVIEW, PREVIEW_SIZE = "README.md", "preview.png", (960, 720)
-
-NAMES = ("scene.ply", "scene.compressed.ply", "scene.splat", "scene.spz", "scene.sog", "scene.glb")
-"""Files that ``share`` uploads, and that ``pull`` looks for first."""
 
 MODEL_ENDINGS = (".ply", ".splat", ".ksplat", ".spz", ".sog", ".rad", ".glb")
 """File extensions that ``pull`` accepts: formats in one file, that run no code when they are read."""
@@ -73,26 +67,6 @@ CLIENTS = ("huggingface_hub", "httpx2", "httpx", "requests")
 """Packages whose exceptions are connection errors; versions of huggingface_hub use different HTTP clients."""
 
 
-def repository(text: str) -> str:
-    """Parses the name of a repository, with its owner."""
-    if REPOSITORY.fullmatch(text) is None:
-        raise argparse.ArgumentTypeError(f"expected OWNER/NAME, found {text!r}")
-    return text
-
-
-def add_share_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", type=model_path, metavar="MODEL", help=MODEL)
-    add("repository", type=repository, metavar="OWNER/NAME", help="repository of models; created if it does not exist")
-    license = "license of the model for its card, as the Hub names it, such as cc-by-4.0 (asked for in a terminal)"
-    add("--license", metavar="ID", help=license)
-    add("--file", choices=NAMES, default=NAMES[0], help=f"name of the model's file, and its format ({NAMES[0]})")
-    add("--private", action="store_true", help="create a repository that only its owner sees")
-    add_checkpoint(parser)
-    add("--force", action="store_true", help=FORCE)
-    add_backend(parser)
-
-
 def share(arguments: Namespace) -> int:
     """Runs ``tsplat share``."""
     require("huggingface_hub", "PIL")
@@ -115,8 +89,7 @@ def share(arguments: Namespace) -> int:
         api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"Upload by tsplat {__version__}")
         uploaded = ", ".join(sorted(file.name for file in folder.iterdir()))
     print(f"uploaded {uploaded}: {api.endpoint}/{name}")
-    for loss in lost:
-        print(f"note: {arguments.file} does not store: {loss}")
+    print_losses(lost, arguments.file)
     print_next("pull", name)
     return 0
 
@@ -166,14 +139,6 @@ def _local_name(repository: str, file: str) -> str:
     return f"{name}{ending}" if ending.startswith(".") else ending
 
 
-def add_pull_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("repository", type=repository, metavar="OWNER/NAME", help="repository of a model")
-    add("--out", type=path, metavar="FILE", help=f"file to write, {ENDINGS} (NAME.ply in the current folder)")
-    add("--file", metavar="NAME", help="file of the repository (scene.ply, or the only model)")
-    add("--revision", metavar="REV", help="branch, tag or commit (main)")
-
-
 def pull(arguments: Namespace) -> int:
     """Runs ``tsplat pull``."""
     require("huggingface_hub")
@@ -206,7 +171,7 @@ def _choose(name: str, files: list[str], wanted: str | None) -> str:
         if wanted not in models:
             raise FileError(f"{name}: expected a model {wanted!r}, found {', '.join(models) or 'no model'}")
         return wanted
-    shared = [file for file in NAMES if file in models] or models
+    shared = [file for file in HUB_FILES if file in models] or models
     if not shared or (len(shared) > 1 and shared is models):
         raise FileError(f"{name}: expected one model, found {', '.join(models) or 'none'}; choose one with --file")
     return shared[0]

@@ -238,6 +238,6 @@ class LargeEdit:
 def report_counts(option: str, before: int, after: int) -> None:
     """Prints the number of Gaussians before and after an operation; raises ArgumentError if none are left."""
     if after == 0:
-        raise ArgumentError(f"{option}: leaves none of {before} Gaussians; choose other values")
+        raise ArgumentError(f"{option}: leaves none of {before:,} Gaussians; choose other values")
     if after != before:
-        print(f"{option}: {before} -> {after} Gaussians", flush=True)
+        print(f"{option}: {before:,} -> {after:,} Gaussians", flush=True)

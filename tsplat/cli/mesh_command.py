@@ -1,19 +1,15 @@
 """``tsplat mesh``: extracts a triangle mesh from a model."""
 
-import argparse
 import sys
 import time
 from argparse import Namespace
-from typing import get_args
 
 from ..scene import Camera, Gaussians, read_capture
 from ..scene.cameras import choose_evenly, resize_camera
 from ..scene.gaussians import drop_invalid
-from ..scene.georeference import ModelFrame
 from ..scene.meshes import extract_mesh, write_mesh
-from ..scene.meshes.depth_frames import DepthKind
-from ..scene.meshes.extraction import TRUNCATION
-from ..scene.meshes.mesh_files import WRITERS, check_mesh_path
+from ..scene.meshes.mesh_files import check_mesh_path
+from ..scene.option_types import ModelFrame
 from ..support.extras import require
 from ..support.files import output_folder
 from ..support.free_memory import limit_memory
@@ -23,37 +19,8 @@ from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import cameras_around
 from ..viewing.run_cameras import find_cameras
 from ..viewing.run_files import check_output
-from .argument_types import BOX, COUNT, SIZE, box_of, model_path, path, positive
-from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_frame
+from .argument_types import box_of
 from .shared_steps import georeference_of, open_model_of, options_of, print_georeference
-
-
-def add_mesh_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", type=model_path, metavar="MODEL", help=MODEL)
-    add_checkpoint(parser)
-    add("--force", action="store_true", help=FORCE)
-    add("--out", type=path, required=True, metavar="MESH", help=f"output file: {', '.join(WRITERS)}")
-    data = (
-        "take cameras from a scene folder or a CAMERAS.json in the frame of MODEL (a run: its own; else around MODEL)"
-    )
-    add("--data", type=path, metavar="SCENE", help=data)
-    add("--views", **COUNT, default=100, help="maximum number of cameras, evenly chosen (100)")
-    add("--size", **SIZE, default=640, help="longest side of the depth images in pixels (640)")
-    depth = "depth at which a ray meets the surface: the mean, or that around which transmittance is one half (median)"
-    add("--depth", choices=get_args(DepthKind), default="median", help=depth)
-    add("--voxel", type=positive, metavar="SIZE", help="edge of a voxel in world units")
-    add("--resolution", **COUNT, help="number of voxels along the longest side, in place of --voxel (256)")
-    add("--bounds", **BOX, help="extract only inside the box with these two corners (what the cameras show)")
-    truncation = "distance from the surface within which depths are averaged, in voxels (4)"
-    add("--truncation", type=positive, default=TRUNCATION, metavar="N", help=truncation)
-    components = "number of connected components to keep, by area (those with at least 1%% of the area of the largest)"
-    add("--components", **COUNT, help=components)
-    add("--faces", **COUNT, help="decimate to this number of triangles (all)")
-    memory = "maximum memory of the grid; the error for a larger grid states the voxel that fits (free memory)"
-    add("--memory", type=positive, metavar="GB", help=memory)
-    add_frame(parser)
-    add_backend(parser)
 
 
 def mesh(arguments: Namespace) -> int:
@@ -87,7 +54,7 @@ def mesh(arguments: Namespace) -> int:
         frame: ModelFrame = "local" if georeference is None else arguments.frame  # both frames are equal without one
         write_mesh(out, surface, georeference=georeference, frame=frame)
     print(
-        f"wrote {out}: {len(surface.vertices)} vertices, {len(surface.faces)} triangles, "
+        f"wrote {out}: {len(surface.vertices):,} vertices, {len(surface.faces):,} triangles, "
         f"{out.stat().st_size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
     )
     print_georeference(out, georeference, is_absolute=frame == "files")

@@ -1,6 +1,5 @@
 """``tsplat convert`` and ``tsplat export``, which write a model in another format."""
 
-import argparse
 import contextlib
 import shlex
 import time
@@ -13,71 +12,28 @@ from ..scene.cropping import crop_gaussians, raise_if_empty
 from ..scene.formats.image_sets import META
 from ..scene.formats.models import ABSOLUTE, STREAMED, format_of, write_model
 from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
-from ..scene.georeference import Georeference, ModelFrame
+from ..scene.georeference import Georeference
 from ..scene.model_rows import MemoryRows, Rows, gather
+from ..scene.option_types import ModelFrame
 from ..scene.rotation import transform_gaussians, upright
 from ..viewing import PageExtras, export_page, read_annotations
 from ..viewing.run_files import check_output
 from ..viewing.scene_pages import is_page
 from ..viewing.videos import VIDEO_SUFFIXES
-from .argument_types import BOX, VECTOR, box_of, number, path
+from .argument_types import box_of
 from .large_models import Task, show_passes, warn_user
-from .shared_options import ENDINGS, FORMATS, add_background, add_frame, add_model
 from .shared_steps import (
     georeference_of,
     open_rows_of,
     options_of,
     print_georeference,
+    print_losses,
     print_next,
     refuse,
 )
 
-OUTPUT = f"output file, {ENDINGS}; .html for a page that shows the model in a web browser"
 EXTRAS = ("description", "annotations", "walk", "url")
 """Options of pages with the names of attributes of :class:`tsplat.viewing.PageExtras`."""
-
-
-def add_convert_options(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    parser.add_argument("out", type=path, metavar="OUT", help=OUTPUT)
-    _add_output(parser)
-
-
-def add_export_options(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    parser.add_argument("--out", type=path, required=True, metavar="OUT", help=OUTPUT)
-    _add_output(parser)
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    format = (
-        "format of the output (by its name; .spz is SPZ 3, spz4 is SPZ 4); for .html, format of the model in the page: "
-        "sog, compressed-ply, or streamed-sog for files beside it (sog)"
-    )
-    add("--format", choices=FORMATS, help=format)
-    crop = "write only the Gaussians whose centers lie in the box with these two corners, in world units"
-    add("--crop", **BOX, help=crop)
-    up = (
-        "direction that points up in MODEL, which is rotated so that this becomes 0 -1 0 (files: not rotated; .html: "
-        "the up direction of a run's cameras, else 0 -1 0 or 0 1 0)"
-    )
-    add("--up", **VECTOR, help=up)
-    add_frame(parser)
-    page = parser.add_argument_group("options for .html")
-    page.add_argument("--title", metavar="TEXT", help="title of the page (name of the model)")
-    page.add_argument(
-        "--description", metavar="TEXT", help="text for search engines and previews of links (number of Gaussians)"
-    )
-    page.add_argument(
-        "--annotations", type=path, metavar="FILE", help="JSON file with positions, titles and texts to show"
-    )
-    walk = "let visitors walk on a level floor, with their eyes this far above it, in world units"
-    page.add_argument("--walk", type=number, metavar="HEIGHT", help=walk)
-    url = "address where the page will be; previews of links then show an image, written beside OUT as .jpg"
-    page.add_argument("--url", metavar="URL", help=url)
-    page.add_argument("--view", metavar="N|NAME", help="view of a run to start with, by index or name (the first)")
-    add_background(page)
 
 
 def convert(arguments: Namespace) -> int:
@@ -132,7 +88,7 @@ def write(
     georeference: Georeference | None = None,
     frame: ModelFrame = "local",
 ) -> None:
-    """Writes a model. Prints what was written and what the format cannot store.
+    """Writes a model. Prints what was written, and what the format does not store.
 
     With `start`, a time of `time.perf_counter`, size and duration are printed, too. The last line is the command that
     shows the model, if it can: in the local frame, and with a name that fits its format.
@@ -146,7 +102,6 @@ def write(
     n_invalid = sum(int((~part.valid).sum()) for part in rows.chunks()) if is_ply else 0
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
     n_written = len(rows) if is_ply else sum(int(part.has_rotation.sum()) for part in rows.chunks())
-    losses = f"; losses: {'; '.join(lost)}" if lost else ""
     details = ""
     if start is not None:
         folder = out if out.is_dir() else out.parent if out.name in (META, LOD_META) else None
@@ -156,7 +111,8 @@ def write(
         else:
             size = sum(path.stat().st_size for path in files)
         details = f": {size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
-    print(f"wrote {n_written} Gaussians{invalid} to {out}{details}{losses}")
+    print(f"wrote {n_written:,} Gaussians{invalid} to {out}{details}")
+    print_losses(lost, out.name)
     is_absolute = frame == "files" and format_of(out, arguments.format) in ABSOLUTE
     print_georeference(out, georeference, is_absolute=is_absolute)
     if frame == "local" and (out.is_dir() or arguments.format in (None, format_of(out, None))):
@@ -178,9 +134,10 @@ def _export_page(arguments: Namespace) -> int:
         **options,
     )
     print(
-        f"wrote {page.n_gaussians} Gaussians to {arguments.out}: {page.size / 1e6:.1f} MB, of which the model has "
-        f"{page.model_size / 1e6:.1f} MB and the viewer the rest; losses: {'; '.join(page.lost)}"
+        f"wrote {page.n_gaussians:,} Gaussians to {arguments.out}: {page.size / 1e6:.1f} MB, of which the model has "
+        f"{page.model_size / 1e6:.1f} MB and the viewer the rest"
     )
+    print_losses(page.lost, "the page")
     out = arguments.out
     if arguments.format == "streamed-sog":  # browsers load files beside a page only over HTTP
         server = f"python -m http.server --directory {shlex.quote(str(out.parent))}"

@@ -7,11 +7,11 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from .. import ArgumentError
+from ..errors import ArgumentError
 from ..support.suggestions import suggest, suggest_option
 
 T = TypeVar("T")
@@ -33,14 +33,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-        if choice is not None:
-            if message.startswith("argument COMMAND:") and os.path.exists(choice[1]):
+        if choice is None:
+            hint = suggest_option(self._words, self._option_string_actions)
+        elif message.startswith("argument COMMAND:"):
+            if os.path.exists(choice[1]):
                 raise ArgumentError(
                     f"unknown command {choice[1]!r}; to view this file: tsplat view {shlex.quote(choice[1])}"
                 )
-            hint = suggest([choice[1]], re.findall(r"[\w-]+", choice[2]))
+            message, hint = f"unknown command {choice[1]!r}", suggest([choice[1]], list(self.commands))
         else:
-            hint = suggest_option(self._words, self._option_string_actions)
+            hint = suggest([choice[1]], re.findall(r"[\w-]+", choice[2]))
         raise ArgumentError(f"{message}{hint}; see {self.prog} --help")
 
 
@@ -56,6 +58,7 @@ def add_settings(
     settings: Any,
     prefix: str = "",
     names: Container[str] | None = None,
+    defaults: Mapping[str, str] | None = None,
     **changes: dict[str, Any],
 ) -> None:
     """Adds an option for each field of a dataclass. Its type is the field's annotation, and its help the docstring's.
@@ -68,6 +71,7 @@ def add_settings(
         settings: An instance of the dataclass; its values are the defaults.
         prefix: Start of the names of the options.
         names: Fields to add options for; None for all.
+        defaults: Words for defaults in the help, by the names of fields.
         changes: Other keyword arguments of `add_argument`, by the names of fields.
     """
     types, descriptions = get_type_hints(type(settings)), _attributes(type(settings))
@@ -84,7 +88,7 @@ def add_settings(
         if types[field.name] is bool:
             group, dot, last = option.removeprefix("--").rpartition(".")
             strings.append(f"--{group}{dot}no-{last}")
-        default = "none" if value in ("", None, ()) else value
+        default = (defaults or {}).get(field.name, "none" if value in ("", None, ()) else value)
         repeatable = "repeatable; " if keywords.get("action") == "append" else ""
         description = f"{descriptions.get(field.name, '')} ({repeatable}default: {default})"
         keywords["help"] = description.strip().replace("%", "%%")

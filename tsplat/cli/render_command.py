@@ -1,6 +1,5 @@
 """``tsplat render``: renders an image or a video of a model."""
 
-import argparse
 import contextlib
 import sys
 import time
@@ -14,7 +13,6 @@ from ..scene import Camera, Gaussians, intrinsics
 from ..scene.capture.local_frame import move_points
 from ..scene.extents import with_near_planes
 from ..scene.gaussians import drop_invalid
-from ..scene.georeference import FRAMES
 from ..scene.images import write_jpeg, write_png
 from ..support.extras import require
 from ..support.files import output_folder, staged_folder
@@ -28,9 +26,7 @@ from ..viewing.run_files import check_output
 from ..viewing.slabs import render_large_frames
 from ..viewing.trajectories import choose_camera
 from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, frame_name, frame_size, map_writer, stale_frames
-from .argument_types import COUNT, SIZE, VECTOR, number, path
 from .large_models import FRAMING, open_large
-from .shared_options import add_backend, add_background, add_model
 from .shared_steps import georeference_of, open_model_of, options_of, refuse
 
 PLACEMENT = ("eye", "look_at", "up")
@@ -38,36 +34,6 @@ PLACEMENT = ("eye", "look_at", "up")
 
 WRITERS = {".png": write_png, ".jpg": write_jpeg, ".jpeg": write_jpeg}
 """Image writers by file suffix."""
-
-
-def add_render_options(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    add = parser.add_argument
-    out = "output file: .png or .jpg, or a video .mp4, .webm or .gif; with --trajectory also a folder for PNGs"
-    add("--out", type=path, required=True, metavar="IMAGE.png", help=out)
-    add("--show", choices=("rgb", "depth", "normals", "alpha"), default="rgb", help="what to render (rgb)")
-    add("--maps", action="store_true", help="also write the shown values as NumPy files beside the images")
-    trajectory = (
-        "render a video: a path along the cameras of a run, an orbit, a spiral, or the cameras of a file (if OUT is a "
-        "video: path for a run, else orbit)"
-    )
-    add("--trajectory", metavar="path|orbit|spiral|CAMERAS.json", help=trajectory)
-    add("--frames", **COUNT, default=120, help="frames of a path, orbit or spiral (120)")
-    add("--fps", **COUNT, default=30, help="frames per second (30)")
-    view = "render a training or test view of a run at its own size, by index or name"
-    add("--view", metavar="N|NAME", help=view)
-    camera = "render level 360° panoramas from the cameras' positions, by default with 2048×1024 pixels"
-    add("--camera", choices=("equirectangular",), help=camera)
-    add("--width", **SIZE, help="image width in pixels (800; for a run, that of its first photograph)")
-    add("--height", **SIZE, help="image height in pixels (600; for a run, that of its first photograph)")
-    add("--fov", type=number, metavar="DEG", help="vertical field of view in degrees (the run's, or 50)")
-    add("--eye", **VECTOR, help="camera position (for a run, like its cameras; else chosen to show the whole model)")
-    add("--look-at", **VECTOR, help="point at the image center (for a run, the point that its cameras look at)")
-    add("--up", **VECTOR, help="up direction (for a run, that of its cameras; else 0 -1 0 or 0 1 0)")
-    frame = "frame of CAMERAS.json, --eye, --look-at and --up: local for that of MODEL, files for the scene's (local)"
-    add("--frame", choices=FRAMES, default="local", help=frame)
-    add_background(parser)
-    add_backend(parser)
 
 
 def render(arguments: Namespace) -> int:
@@ -132,7 +98,7 @@ def render(arguments: Namespace) -> int:
     # A folder may contain other files, which do not count.
     paths = [out / frame_name(i) for i in range(len(cameras))] if out.is_dir() else [out]
     width, height = frame_size(out, cameras[0].width, cameras[0].height)
-    what = "" if trajectory is None else f"{len(cameras)} frames of "
+    what = "" if trajectory is None else f"{len(cameras):,} frames of "
     print(
         f"wrote {out}: {what}{width}×{height} pixels, "
         f"{sum(path.stat().st_size for path in paths) / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"

@@ -2,15 +2,13 @@
 
 import argparse
 
-from ..scene.formats.models import WRITERS
-from ..scene.georeference import FRAMES
+from ..scene.option_types import FRAMES
 from .argument_types import channel, model_path, positive
 
 MODEL = (
     "run folder, .ply, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .rad, .lcc, .lcc2, .glb, .gltf, "
     ".usda, .usdc, .usdz; checkpoint or output folder of gsplat's, nerfstudio's or Inria's trainer; gsplat's PNG folder"
 )
-FORMATS = tuple(WRITERS)
 ENDINGS = (
     ".ply, .compressed.ply, .splat, .spz, .sog, .glb, .gltf, .usda, .usdc or .usdz; folder/meta.json for SOG as single "
     "files; folder/lod-meta.json for Streamed SOG"

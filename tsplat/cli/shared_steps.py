@@ -58,6 +58,12 @@ def print_georeference(out: Path, georeference: Georeference | None, *, is_absol
         print(f"note: {origin}{georeference_path(out)} has the transform from the frame of the scene's files")
 
 
+def print_losses(lost: Sequence[str], what: str) -> None:
+    """Prints what a file or page does not store exactly, if there is anything."""
+    if lost:
+        print(f"note: {what} does not store all of the model exactly: {'; '.join(lost)}; a plain .ply does")
+
+
 def refuse(arguments: Namespace, names: Iterable[str], reason: str) -> None:
     """Raises ArgumentError if one of these options is given."""
     for name in names:

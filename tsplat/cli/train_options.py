@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ..training.configuration import FROZEN_NAMES, DeviceType, RunConfig, read_config
-from ..training.presets import DEFAULT_PRESET, INIT_PRESET, PRESETS, for_surfels, preset
+from ..training.presets import DEFAULT_PRESET, INIT_PRESET, PRESETS, for_surfels, preset, preset_settings
 from ..viewing.view_options import ViewOptions
 from .argument_types import count, number, path, port
 from .parsing import Parser, Switch, add_settings, settings_of
@@ -36,6 +34,8 @@ PRESET_HELP = (
 
 def default_steps(device: DeviceType) -> int:
     """Returns the default number of steps of a run, which is smaller without a GPU."""
+    import torch
+
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     return RunConfig.steps if on_gpu else CPU_STEPS
 
@@ -66,10 +66,19 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> argparse.
     if known.resume is not None:
         return _resume(arguments)
     words = list(_with_hyphens(arguments))
-    steps = steps_given or default_steps(known.device)
+    given = None
     if known.steps is not None:
-        steps = int(known.steps) if known.steps.isdecimal() and 0 < int(known.steps) < 10**9 else 1  # reported below
-    base = read_config(known.config) if known.config else preset(known.preset, steps)
+        given = int(known.steps) if known.steps.isdecimal() and 0 < int(known.steps) < 10**9 else 1  # reported below
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if known.config is None and "--help-all" not in options and not any("." in option for option in options):
+        # Prints help and reports mistakes before PyTorch is imported. Only the options of strategies need it.
+        _parse_run(words, known, preset_settings(known.preset, given or RunConfig.steps))
+    steps = given or steps_given or default_steps(known.device)
+    return _parse_run(words, known, read_config(known.config) if known.config else preset(known.preset, steps))
+
+
+def _parse_run(words: Sequence[str], known: argparse.Namespace, base: RunConfig) -> argparse.Namespace:
+    """Parses the words of a new run, whose settings are those of `base` unless options change them."""
     if known.primitive == "2dgs" and base.primitive != "2dgs":
         base = for_surfels(base)
     parser = _run_parser(base, known.preset, is_from_file=known.config is not None)
@@ -147,6 +156,7 @@ def _run_parser(base: RunConfig, preset: str, *, is_from_file: bool = False) -> 
     folder = {"metavar": "DIR"}
     add_settings(
         parser, base, names=vars(base).keys() - {"scene"},
+        defaults={} if is_from_file else {"steps": f"{RunConfig.steps}; {CPU_STEPS} without a GPU"},
         init={"metavar": "MODEL"}, points={"metavar": "FILE"}, freeze={"metavar": "|".join(FROZEN_NAMES)},
         block={"metavar": "PLAN:K"},
         depth_prior=folder, depth_confidence=folder, normal_prior=folder,

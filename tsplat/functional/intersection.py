@@ -7,21 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from ..arguments import (
-    INTEGERS,
-    check_bool,
-    check_devices,
-    check_ids,
-    check_numerics,
-    check_size,
-    check_tensor,
-    check_tile_size,
-)
+from ..arguments import INTEGERS, check_bool, check_devices, check_ids, check_numerics, check_tensor, check_tile_size
 from ..config import Backend, NumericsName
 from ..data import IntersectionSettings, ScreenGaussians, TileGrid
 from ..errors import ArgumentError
 from ..runtime.compilation import eager, with_plain_tensors
 from ..runtime.memory import INDEX_MAX, check_tiles
+from ..scalars import check_size
 from ..stages.intersection import count_tiles, encode_ids, tile_bits
 from ..stages.listing import depth_order, find_spans, list_intersections
 

@@ -7,15 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import (
-    check_bool,
-    check_culling,
-    check_numerics,
-    check_rolling_shutter,
-    check_size,
-    check_tensor,
-    compute_dtype,
-)
+from ..arguments import check_bool, check_culling, check_numerics, check_rolling_shutter, check_tensor, compute_dtype
 from ..config import (
     Backend,
     CameraModel,
@@ -29,6 +21,7 @@ from ..errors import ArgumentError
 from ..formulas.rotations import rotation_matrices
 from ..precision import in_full_precision
 from ..runtime.compilation import eager, with_plain_tensors
+from ..scalars import check_size
 from ..stages.inputs import check_scene, flatten_batches, in_dtype
 from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, name_of
 from ..stages.projection import project

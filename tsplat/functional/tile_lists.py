@@ -11,7 +11,6 @@ from ..arguments import (
     INTEGERS,
     check_backgrounds,
     check_devices,
-    check_size,
     check_tensor,
     check_tile_lists,
     check_tile_size,
@@ -22,6 +21,7 @@ from ..errors import ArgumentError, ShapeError
 from ..formulas.pixel_centers import pixel_centers
 from ..output_maps import Output
 from ..runtime.memory import INTERSECTIONS_MAX, check_images
+from ..scalars import check_size
 from ..stages.compositing import composite
 
 CHANNEL_CHUNK = 32

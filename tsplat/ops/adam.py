@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import BOOLS, check_devices, check_tensor, describe, equals, plain
+from ..arguments import BOOLS, check_devices, check_tensor, plain
 from ..config import Backend
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from ..runtime.backend import launchers
 from ..runtime.compilation import plain_all
+from ..scalars import describe, equals
 
 UNSUPPORTED = {"weight_decay": 0, "amsgrad": False, "maximize": False}
 """Options of :class:`torch.optim.Adam` that change its steps and are not implemented, with the value that disables

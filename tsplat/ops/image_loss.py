@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..arguments import check_choice, check_devices, check_number, check_tensor, compute_dtype
+from ..arguments import check_devices, check_number, check_tensor, compute_dtype
 from ..config import SSIM_TAPS, Backend
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..precision import full_precision
@@ -15,6 +15,7 @@ from ..runtime.autograd import apply, once_differentiable
 from ..runtime.backend import launchers
 from ..runtime.compilation import in_graphs, with_plain_tensors
 from ..runtime.operators import Results
+from ..scalars import check_choice
 
 Padding = Literal["same", "valid"]
 PADDINGS = get_args(Padding)

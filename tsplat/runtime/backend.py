@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import torch
 
-from ..arguments import check_choice
 from ..config import BACKENDS, Backend
 from ..errors import BackendError
+from ..scalars import check_choice
 
 NO_TRITON = "the triton package is not installed: pip install triton (Linux)"
 

@@ -9,11 +9,9 @@ import numpy as np
 from ..errors import ArgumentError
 from ..precision import fp64
 from .gaussians import Gaussians
+from .option_types import Box
 
 Model = TypeVar("Model", bound=Sized)
-Corner = tuple[float, float, float]
-Box = tuple[Corner, Corner]
-"""Two opposite corners of an axis-aligned box, world frame."""
 
 
 def crop_gaussians(gaussians: Gaussians, box: Box) -> Gaussians:

@@ -358,5 +358,5 @@ def drop_invalid(gaussians: Gaussians, warn: Callable[[str], object]) -> Gaussia
     valid = gaussians.valid
     if bool(valid.all()):
         return gaussians
-    warn(f"left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
+    warn(f"left out {int((~valid).sum()):,} of {len(gaussians):,} Gaussians that have invalid values")
     return gaussians.select(valid)

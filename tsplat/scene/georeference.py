@@ -11,26 +11,23 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..arguments import check_choice
 from ..errors import ArgumentError, FileError, ShapeError
 from ..precision import fp64
+from ..scalars import check_choice
 from ..support.files import write_json
 from ..support.reading import read_json
 from .gaussians import Gaussians
 from .model_rows import Rows
+from .option_types import FRAMES, ModelFrame
 from .rotation import decompose_similarity, similarity, transform_gaussians
 
 WORLD = "world.json"
 """Name of the file in a run's folder; files beside other models end in a dot and this name."""
-
-ModelFrame = Literal["local", "files"]
-FRAMES: tuple[ModelFrame, ...] = get_args(ModelFrame)
-"""Names of the frames: that of the model, and that of its scene's files."""
 
 Model = TypeVar("Model", Gaussians, Rows, Gaussians | Rows)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..pipeline import rasterization, rasterization_2dgs
 from ..precision import fp64, in_full_precision
-from ..rasterization import rasterization, rasterization_2dgs
 from .cameras import Camera, rasterization_arguments
-from .capture.views import Color
 from .gaussians import Gaussians
+from .option_types import Color
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -23,16 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import (
-    check_bool,
-    check_choice,
-    check_devices,
-    check_no_grad,
-    check_number,
-    check_size,
-    check_tensor,
-    describe,
-)
+from ..arguments import check_bool, check_devices, check_no_grad, check_number, check_tensor
 from ..config import (
     CAMERA_MODELS,
     LENS_COEFFICIENTS,
@@ -51,6 +42,7 @@ from ..kernels_torch.lenses import LENSES
 from ..kernels_torch.shutters import Path, path_of
 from ..kernels_torch.validation import camera_centers
 from ..runtime.tracing import is_tracing
+from ..scalars import check_choice, check_size, describe
 
 NEGLIGIBLE = 1e-30
 """Smaller coefficients of an f-theta polynomial do not affect images. The search for its domain takes them as 0."""

@@ -23,11 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_choice, check_devices, check_tensor
+from ..arguments import check_devices, check_tensor
 from ..config import CameraSettings, Numerics, RollingShutterType
 from ..data import Cameras, ProjectedGaussians, Rays
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..kernels_torch.shutters import path_of, pose_at
+from ..scalars import check_choice
 from .eval3d import rays_of, to_world
 from .lens_models import name_of
 

@@ -4,20 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from .. import config
-from ..arguments import (
-    check_bool,
-    check_choice,
-    check_culling,
-    check_numerics,
-    check_size,
-    check_tile_size,
-    equals,
-    to_int,
-)
+from ..arguments import check_bool, check_culling, check_numerics, check_tile_size
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..kernels_torch.lenses import LENSES
 from ..output_maps import DEPTHS, HITS, OF_SURFELS, ON_REQUEST, PLANE_DEPTHS, Output
+from ..scalars import check_choice, check_size, equals, to_int
 from .eval3d import ray_footprint
 from .lens_models import check_camera_model, check_unscented, name_of
 from .lidars import MARGIN, LidarLayout, check_lidar

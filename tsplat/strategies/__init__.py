@@ -1,8 +1,5 @@
 """Densification strategies, which add, move and remove Gaussians during training. They have gsplat's interface."""
 
-from .base import Strategy
-from .default import DefaultStrategy
-from .long_axis import LongAxisStrategy
-from .mcmc import MCMCStrategy
+from ..support.lazy_names import lazy_names
 
-__all__ = ["DefaultStrategy", "LongAxisStrategy", "MCMCStrategy", "Strategy"]
+__all__, __getattr__, __dir__ = lazy_names(__name__)

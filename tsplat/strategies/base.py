@@ -1,14 +1,18 @@
 """The interface of densification strategies."""
 
-import dataclasses
-from typing import Any, Self, cast
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import dataclasses
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ..config import Backend
 from ..errors import ArgumentError
-from .gaussian_parameters import Optimizers, Parameters, State, check_parameters
+
+if TYPE_CHECKING:  # configurations name this class, and the command line reads them without PyTorch
+    import torch
+    from torch import Tensor
+
+    from .gaussian_parameters import Optimizers, Parameters, State
 
 
 @dataclasses.dataclass
@@ -94,6 +98,8 @@ class Strategy:
             ArgumentError: A parameter is missing or has the wrong shape; names of trainable parameters and optimizers
                 differ; or an optimizer does not have exactly one group with exactly its parameter.
         """
+        from .gaussian_parameters import check_parameters
+
         check_parameters(params, optimizers)
         trainable = {name for name, parameter in params.items() if parameter.requires_grad}
         if trainable != set(optimizers):

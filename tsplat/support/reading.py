@@ -9,9 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
+from typing import Any
 
 from ..errors import FileError
 from .free_memory import available_bytes
@@ -134,16 +132,6 @@ def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
         if limit is not None and size > limit:
             raise FileError(f"{path}: expected at most {limit:,} bytes, found {size:,}; it is damaged")
         return file.read()
-
-
-def read_records(
-    file: BinaryIO, path: str | os.PathLike[str], record: np.dtype[np.void], count: int
-) -> np.ndarray[Any, np.dtype[np.void]]:
-    """Reads `count` records from the current position of an open file; raises `FileError` if there are fewer."""
-    records = np.fromfile(file, record, count)
-    if len(records) < count:
-        raise FileError(f"{path}: the file was truncated while it was read")
-    return records
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -8,12 +8,11 @@ import os
 import re
 from typing import Any, Literal, get_args
 
-from ..arguments import check_choice, check_size, describe, to_float
 from ..config import SH_DEGREE_MAX, Backend
 from ..errors import ArgumentError, FileError
-from ..scene.capture.photographs import CameraKind, check_test_every
-from ..scene.capture.views import Color
-from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy, Strategy
+from ..scalars import check_choice, check_size, describe, to_float
+from ..scene.option_types import CameraKind, Color, check_test_every
+from ..strategies.base import Strategy
 from ..support.reading import read_json
 
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
@@ -42,12 +41,6 @@ FROZEN_NAMES: dict[str, tuple[str, ...]] = {
 
 TYPICAL_EXTENT = 4.0
 """Extent of a scene, in world units, at which `scale_weight` and the strategy's noise apply unscaled."""
-
-STRATEGIES: dict[str, type[Strategy]] = {
-    "default": DefaultStrategy,
-    "mcmc": MCMCStrategy,
-    "long-axis": LongAxisStrategy,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,11 +365,13 @@ def to_json(config: Config) -> dict[str, Any]:
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     strategy = config.strategy
     if strategy is not None:
+        from ..strategies.kinds import STRATEGIES
+
         kind = next((name for name, cls in STRATEGIES.items() if type(strategy) is cls), None)
         if kind is None:
             raise ArgumentError(
                 f"strategy: expected one that files can name, {', '.join(STRATEGIES)}, found "
-                f"{type(strategy).__name__}; train with Trainer or fit, or register it in STRATEGIES"
+                f"{type(strategy).__name__}; train with Trainer or fit, or add it to tsplat.strategies.kinds.STRATEGIES"
             )
         fields = (field.name for field in dataclasses.fields(strategy) if field.name != "generator")
         values["strategy"] = {"kind": kind, **{name: getattr(strategy, name) for name in fields}}
@@ -392,6 +387,8 @@ def from_json(values: Any, where: str) -> RunConfig:
     try:
         values = _fields(values, RunConfig)
         if values.get("strategy") is not None:
+            from ..strategies.kinds import STRATEGIES
+
             strategy = dict(values["strategy"]) if isinstance(values["strategy"], dict) else {}
             kind = strategy.pop("kind", None)
             check_choice("strategy.kind", kind, tuple(STRATEGIES))

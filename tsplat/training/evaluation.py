@@ -11,13 +11,14 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..arguments import check_choice, to_float
 from ..config import SSIM_TAPS, Backend
 from ..errors import ShapeError
 from ..runtime.process_group import RankGroup
+from ..scalars import check_choice, to_float
 from ..scene.cameras import Camera
-from ..scene.capture.views import Color, View
+from ..scene.capture.views import View
 from ..scene.gaussians import Gaussians
+from ..scene.option_types import Color
 from ..scene.rendered_views import kind_of_call, render_views
 from ..support.extras import require
 from .configuration import Config

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from ..arguments import check_choice, check_size
-from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
+from ..scalars import check_choice, check_size
 from .configuration import Config, RunConfig, to_json
+
+if TYPE_CHECKING:
+    from ..strategies import DefaultStrategy, MCMCStrategy, Strategy
 
 Preset = Literal["standard", "mcmc", "adaptive", "fixed", "refine"]
 PRESETS: tuple[Preset, ...] = get_args(Preset)
@@ -75,12 +77,15 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
 
         config = dataclasses.replace(preset(steps=2000), scene="SCENE", downscale=4)
     """
+    return dataclasses.replace(preset_settings(name, steps), strategy=_strategy(name, steps))
+
+
+def preset_settings(name: Preset, steps: int) -> RunConfig:
+    """Returns the configuration of a preset without its strategy, and imports no PyTorch; raises as :func:`preset`."""
     check_choice("preset", name, PRESETS)
     check_size("steps", steps)
     fixed = RunConfig(steps=steps, max_size=MAX_SIZE)
-    if name == "adaptive":
-        return dataclasses.replace(fixed, strategy=scale_schedule(DefaultStrategy(), steps))
-    if name == "fixed":
+    if name in ("adaptive", "fixed"):
         return fixed
     if name == "refine":
         return dataclasses.replace(
@@ -97,23 +102,13 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
             gains=True,
             visible_adam="auto",
         )
-    shortness = max(1.0, SCHEDULE_STEPS / steps)
-    mcmc = dataclasses.replace(
-        fixed,
-        strategy=scale_schedule(MCMCStrategy(), steps),
-        start_opacity=0.5,
-        start_scale=0.1,
-        opacity_weight=0.01,
-        scale_weight=0.01,
-    )
+    mcmc = dataclasses.replace(fixed, start_opacity=0.5, start_scale=0.1, opacity_weight=0.01, scale_weight=0.01)
     if name == "mcmc":
         return mcmc
-    # The same total growth as that of the preset "mcmc", which adds 5 % in each refinement.
-    growth = 1.05 ** max(REFINEMENTS_MIN, 245 / shortness)
+    shortness = max(1.0, SCHEDULE_STEPS / steps)
     speedup = max(1.0, SHORT_STEPS / steps) ** 0.5
     return dataclasses.replace(
         mcmc,
-        strategy=scale_schedule(LongAxisStrategy(growth=growth), steps, 4 * REFINEMENTS_MIN),
         start_scale=0.3,
         antialiased=True,
         means_rate=mcmc.means_rate * shortness ** (1 / 3) * speedup,
@@ -130,7 +125,21 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
     )
 
 
-S = TypeVar("S", DefaultStrategy, MCMCStrategy)
+def _strategy(name: Preset, steps: int) -> Strategy | None:
+    from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
+
+    if name == "adaptive":
+        return scale_schedule(DefaultStrategy(), steps)
+    if name == "mcmc":
+        return scale_schedule(MCMCStrategy(), steps)
+    if name == "standard":
+        # The same total growth as that of the preset "mcmc", which adds 5 % in each refinement.
+        growth = 1.05 ** max(REFINEMENTS_MIN, 245 / max(1.0, SCHEDULE_STEPS / steps))
+        return scale_schedule(LongAxisStrategy(growth=growth), steps, 4 * REFINEMENTS_MIN)
+    return None
+
+
+S = TypeVar("S", "DefaultStrategy", "MCMCStrategy")
 
 
 def scale_schedule(strategy: S, steps: int, refinements: int = REFINEMENTS_MIN) -> S:

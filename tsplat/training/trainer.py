@@ -15,10 +15,11 @@ from ..precision import full_precision
 from ..runtime.modes import restored_modes
 from ..runtime.process_group import RankGroup
 from ..scene.capture.image_cache import ImageCache
-from ..scene.capture.views import Color, StoredView, View
+from ..scene.capture.views import StoredView, View
 from ..scene.extents import camera_positions, median_depth, scene_scale
 from ..scene.formats.checkpoints import has_rows
 from ..scene.gaussians import Gaussians
+from ..scene.option_types import Color
 from ..scene.rendered_views import kind_of_call
 from ..strategies.sharding import count
 from ..support.interruption import DeferredSignals
@@ -90,7 +91,7 @@ class Trainer:
         n = count(ranks if is_shard else None, len(gaussians))[1]
         if not n or not views:
             raise ArgumentError(
-                f"training: expected at least one Gaussian and one view, found {n} Gaussians and {len(views)} views"
+                f"training: expected at least one Gaussian and one view, found {n:,} Gaussians and {len(views):,} views"
             )
         views = tuple(views)  # a copy, as the caller may change the list
         check_geometry(gaussians, views, config)
@@ -139,7 +140,7 @@ class Trainer:
 
     def __repr__(self) -> str:
         progress = f"step {self.step:,} of {self.config.steps:,}"
-        return f"Trainer({progress}, {self.n_gaussians:,} Gaussians, {len(self._views)} views, {self.device})"
+        return f"Trainer({progress}, {self.n_gaussians:,} Gaussians, {len(self._views):,} views, {self.device})"
 
     @property
     def received_rows(self) -> int:
@@ -295,7 +296,7 @@ class Trainer:
         if n_invalid or not math.isfinite(float(mean_loss)):
             raise DivergedError(
                 f"training: at step {self.step} the loss is {float(mean_loss):.4g} and {n_invalid} of "
-                f"{self.n_gaussians} Gaussians are not finite; check the learning rates and the data"
+                f"{self.n_gaussians:,} Gaussians are not finite; check the learning rates and the data"
             )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -16,8 +16,9 @@ from ..precision import full_precision
 from ..runtime.backend import launchers
 from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
-from ..scene.capture.views import Color, View
+from ..scene.capture.views import View
 from ..scene.gaussians import Gaussians
+from ..scene.option_types import Color
 from ..scene.rendered_views import kind_of_call, render_views
 from ..stages.capacity import any_overflow, deferred, max_needed
 from .configuration import TYPICAL_EXTENT, Config

@@ -16,10 +16,10 @@ from ..arguments import check_number
 from ..errors import ArgumentError, FileError
 from ..precision import fp64
 from ..rendering import render
-from ..scene.capture.views import Color
 from ..scene.formats.interchange.gltf_writer import buffer_document, write_glb
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes
+from ..scene.option_types import Color
 from ..scene.rotation import rotation_matrix, rotation_to_y
 from ..support.reading import read_json
 from .start_views import StartView

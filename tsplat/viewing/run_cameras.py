@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..precision import fp64
 from ..scene.cameras import Camera
-from ..scene.capture.views import Color
 from ..scene.extents import common_point
 from ..scene.gaussians import Gaussians
+from ..scene.option_types import Color
 from ..support.reading import read_json
 from .framing import visible_mass, weighted_quantile
 from .run_files import CAMERAS, CONFIG, METRICS, is_of_run

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import quote, urljoin, urlsplit
 
-from ..arguments import check_choice
 from ..errors import ArgumentError, MissingExtraError
-from ..scene.capture.views import Color
-from ..scene.cropping import Box, crop_gaussians, raise_if_empty
+from ..scalars import check_choice
+from ..scene.cropping import crop_gaussians, raise_if_empty
 from ..scene.formats.checkpoints import open_model
 from ..scene.formats.ply import compressed_ply_content
 from ..scene.formats.sog_writer import sog_content
 from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
 from ..scene.formats.streaming.streamed_sog_writer import write_streamed_sog
 from ..scene.gaussians import Gaussians, drop_invalid
+from ..scene.option_types import Box, Color
 from ..support.extras import require
 from ..support.files import atomic_write, output_folder
 from .markup import Html, escape, fill

@@ -16,10 +16,10 @@ from ..config import Backend
 from ..errors import UnsupportedError
 from ..rendering import render_views
 from ..scene.cameras import Camera
-from ..scene.capture.views import Color
 from ..scene.extents import with_near_planes
 from ..scene.gaussians import Gaussians, concatenate
 from ..scene.model_rows import Rows
+from ..scene.option_types import Color
 from .videos import OnMap, Show, render_frames
 
 SLAB = 1 << 20

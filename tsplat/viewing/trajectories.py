@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_choice, check_size
 from ..errors import ArgumentError, FileError
 from ..precision import fp64
+from ..scalars import check_choice, check_size
 from ..scene.cameras import Camera, look_at, viewmat_from_pose
 from ..scene.capture.local_frame import LocalFrame, move_pose
 from ..scene.capture.views import View
@@ -289,7 +289,7 @@ def choose_camera(cameras: Sequence[Camera], view: str) -> Camera:
         return named[0]
     if not named and view.isascii() and view.isdecimal() and int(view) < len(cameras):
         return cameras[int(view)]
-    problem = f"{len(named)} views have the name" if named else "there is no view"
+    problem = f"{len(named):,} views have the name" if named else "there is no view"
     raise ArgumentError(
         f"--view: {problem} {view!r}; expected an index from 0 to {len(cameras) - 1} or a name such as "
         f"{cameras[0].name!r}"

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_choice
 from ..config import Backend
 from ..errors import ArgumentError, MissingExtraError
 from ..rendering import render_views
+from ..scalars import check_choice
 from ..scene.cameras import Camera
-from ..scene.capture.views import Color
 from ..scene.culling import CulledModel
 from ..scene.extents import with_near_planes
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
+from ..scene.option_types import Color
 from ..support.extras import require, require_ffmpeg
 from ..support.files import atomic_write, output_folder, staged_folder
 from .appearances import as_normals

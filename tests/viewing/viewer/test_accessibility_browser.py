@@ -13,6 +13,13 @@ pytest.importorskip("viser", reason="needs the extra viewer")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")]
 
 ROLES = {"button", "slider", "textbox", "combobox", "checkbox", "spinbutton", "tab", "application"}
+SLIDER = """(() => {
+    const [hit, handle, mark] = ["trackContainer", "thumb", "markLabel"].map((part) =>
+        document.querySelector(`.mantine-Slider-${part}`).getBoundingClientRect());
+    return hit.height >= 24 && handle.width >= 16 && mark.top >= handle.bottom - 4;
+})()"""
+"""Whether the first slider can be hit, and its numbers are below its handle."""
+
 CANVAS = "document.querySelector('canvas[data-engine]')"
 
 
@@ -39,6 +46,9 @@ def test_page_is_used_by_keys_and_screen_readers(size):
             for tab in ("View", "Cameras", "Crop", "Video"):
                 open_tab(page, tab)
                 wait_for(lambda: all(name.strip() for role, name in nodes(page) if role in ROLES), every=0.3)
+                if tab == "View":
+                    assert page.evaluate(SLIDER)
+                    assert {("slider", "SH degree"), ("textbox", "SH degree")} <= set(nodes(page))
                 if tab == "Crop":
                     axes = {("textbox", f"Lower corner (scene units) {axis}") for axis in "xyz"}
                     wait_for(lambda axes=axes: axes <= set(nodes(page)), every=0.3)

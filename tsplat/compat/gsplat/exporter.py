@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ...arguments import check_choice
+from ...scalars import check_choice
 from ...scene import Gaussians, read_ply, write_compressed_ply, write_ply, write_splat
 
 __all__ = ["export_splats", "load_ply_to_splats"]

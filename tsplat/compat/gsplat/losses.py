@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ... import ArgumentError, ShapeError, UnsupportedError, l1_and_ssim
-from ...arguments import check_devices, check_size, check_tensor, compute_dtype
+from ...arguments import check_devices, check_tensor, compute_dtype
 from ...config import SSIM_K1, SSIM_K2, SSIM_TAPS
 from ...precision import in_full_precision
+from ...scalars import check_size
 from ._loss_terms import (
     ContractError,
     LinearLambdaScheduler,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import ArgumentError
-from ...arguments import check_choice, check_devices, check_tensor, compute_dtype
+from ...arguments import check_devices, check_tensor, compute_dtype
 from ...data import Cameras, Gaussians3D, Splats
 from ...formulas.pixel_centers import pixel_centers
 from ...functional import (
@@ -27,6 +27,7 @@ from ...functional.tile_lists import TileLists
 from ...precision import full_precision
 from ...runtime.autograd import zeros_for
 from ...runtime.compilation import eager, with_plain_tensors
+from ...scalars import check_choice
 from ...stages.validation import raise_if_invalid
 from ...strategies.relocation import compute_relocation as relocate
 from . import measures

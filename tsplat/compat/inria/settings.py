@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ... import ArgumentError
-from ...arguments import check_bool, check_number, check_size, check_tensor
+from ...arguments import check_bool, check_number, check_tensor
 from ...runtime.compilation import eager
+from ...scalars import check_size
 from .forks import refuse_arguments
 
 SHAPES: dict[str, list[int | None]] = dict(bg=[None], viewmatrix=[4, 4], projmatrix=[4, 4], campos=[3])

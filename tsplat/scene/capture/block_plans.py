@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...arguments import check_size
 from ...errors import ArgumentError, FileError
 from ...precision import fp64, in_full_precision
+from ...scalars import check_size
 from ...support.files import write_json
 from ...support.reading import read_json
 from ..cameras import Camera, project_points
@@ -144,7 +144,7 @@ def plan_blocks(
     points = capture.points[:: 1 + len(capture.points) // POINTS_MAX].double().cpu()
     n = blocks if isinstance(blocks, int) else blocks[0] * blocks[1]
     if len(points) < n:
-        raise ArgumentError(f"blocks: expected at most as many as points, found {n} and {len(points)} points")
+        raise ArgumentError(f"blocks: expected at most as many as points, found {n:,} and {len(points):,} points")
     axes = _ground_axes(points, [view.camera for view in views])
     coordinates = points @ axes[:2].T
     ordered = coordinates.sort(0).values
@@ -251,7 +251,7 @@ def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0
     missing = names.difference(view.name for view in (*capture.train, *capture.test))
     if missing:
         raise FileError(
-            f"{plan.scene}: {len(missing)} views of block {block} are not in the scene (first: {min(missing)}); plan "
+            f"{plan.scene}: {len(missing):,} views of block {block} are not in the scene (first: {min(missing)}); plan "
             "the blocks again"
         )
     world = capture.frame.world
@@ -262,7 +262,7 @@ def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0
         )
     train, test = (tuple(view for view in views if view.name in names) for views in (capture.train, capture.test))
     if not train:
-        raise ArgumentError(f"block: all {len(test)} views of block {block} are held out; plan fewer blocks")
+        raise ArgumentError(f"block: all {len(test):,} views of block {block} are held out; plan fewer blocks")
     inside = plan.contains(block, capture.frame.points_of_model(capture.points), expanded=True)
     seen = torch.zeros_like(inside)
     for view in train:
@@ -272,9 +272,9 @@ def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0
     n_inside = int(inside.sum())
     chosen = torch.cat([inside.nonzero().squeeze(1), around[order[:n_inside]]]).sort().values
     note = (
-        f"block {block} of {len(plan.blocks)}: {len(names)} of {len(capture.train) + len(capture.test)} views; "
-        f"{n_inside} points in it and its margin, and {len(chosen) - n_inside} of {len(around)} that its views show "
-        "around it"
+        f"block {block} of {len(plan.blocks)}: {len(names):,} of {len(capture.train) + len(capture.test):,} views; "
+        f"{n_inside:,} points in it and its margin, and {len(chosen) - n_inside:,} of {len(around):,} around it "
+        "that its views show"
     )
     points, colors, notes = capture.points[chosen], capture.colors[chosen], (*capture.notes, note)
     return dataclasses.replace(capture, train=train, test=test, points=points, colors=colors, notes=notes)

@@ -47,13 +47,13 @@ def draw_plan(path: str | os.PathLike[str], plan: BlockPlan, capture: Capture) -
     for k, block in enumerate(plan.blocks):
         (left, bottom), (right, top) = plan.box(k, bounded=True)
         outline((left, bottom), (right, top), linewidth=2)
-        label = f"{k}\n{block.n_points:,} points\n{len(block.views)} views"
+        label = f"{k}\n{block.n_points:,} points\n{len(block.views):,} views"
         box = dict(facecolor="white", alpha=0.75, edgecolor="none", pad=3)
         axes.text((left + right) / 2, (bottom + top) / 2, label, ha="center", va="center", fontsize=11, bbox=box)
     outline(*plan.box(0, expanded=True, bounded=True), linestyle="--", linewidth=1.2)
     margin = 0.05 * size
     (x0, y0), (x1, y1) = (low - margin).tolist(), (high + margin).tolist()
-    title = f"{len(plan.blocks)} blocks, {len(cameras)} views, {len(capture.points):,} points, from above"
+    title = f"{len(plan.blocks):,} blocks, {len(cameras):,} views, {len(capture.points):,} points, from above"
     axes.set(xlim=(x0, x1), ylim=(y0, y1), aspect="equal", xticks=[], yticks=[], title=title)
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)

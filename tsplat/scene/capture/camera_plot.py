@@ -53,7 +53,7 @@ def draw_cameras(path: Path, model: ColmapModel, n_photographs: int) -> None:
         margin = size + 0.02 * (high - low).max()
         axis_limits = dict(xlim=(low[x] - margin, high[x] + margin), ylim=(low[y] - margin, high[y] + margin))
         plot.set(**axis_limits, aspect="equal", title=title, xticks=[], yticks=[])
-    figure.suptitle(f"{len(images)} of {n_photographs} photographs registered, {len(model.points):,} points")
+    figure.suptitle(f"{len(images)} of {n_photographs:,} photographs registered, {len(model.points):,} points")
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)
 

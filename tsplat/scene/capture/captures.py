@@ -6,15 +6,16 @@ from pathlib import Path
 
 from ...errors import ArgumentError, FileError
 from ...support.reading import check_possible, is_possible
+from ..option_types import CameraKind, Color
 from .colmap import find_model, read_posed_colmap
 from .initial_points import N_RANDOM
 from .metashape import find_cameras_file, read_metashape
 from .phones import RECORD3D_FILES, find_polycam, find_record3d, read_polycam, read_record3d, refuse_phone_file
-from .photographs import TEST_EVERY, CameraKind, OnProgress
+from .photographs import TEST_EVERY, OnProgress
 from .placement import Frame, ReadOptions
 from .realitycapture import find_cameras_table, read_realitycapture
 from .transforms import has_transforms, read_posed_transforms
-from .views import Capture, Color
+from .views import Capture
 
 
 def read_capture(

@@ -11,18 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...arguments import describe
 from ...config import CameraModel
 from ...errors import ArgumentError, FileError
+from ...scalars import describe
 from ...support.reading import check_possible, is_possible
 from ..formats.point_clouds import CLOUD_SUFFIXES
+from ..option_types import CameraKind, Color
 from ..rotation import rotation_matrix, similarity
 from .colmap_model import ColmapImage, ColmapModel, count_images, has_cameras, has_model, read_model
 from .initial_points import N_RANDOM, InitialPoints, bounds, random_points, read_points
 from .lenses import COLMAP_MODELS, Lens, colmap_lens, panorama
-from .photographs import TEST_EVERY, CameraKind, OnProgress, Photograph, find_usable
+from .photographs import TEST_EVERY, OnProgress, Photograph, find_usable
 from .placement import Frame, ReadOptions, read_posed
-from .views import Capture, Color
+from .views import Capture
 
 PINHOLE_MODELS = {
     "SIMPLE_PINHOLE": (0, 0, 1, 2),
@@ -162,13 +163,13 @@ def read_posed_colmap(folder: Path, options: ReadOptions) -> Capture:
     if (folder / "masks").is_dir() and None in masks:
         n_masks = len(masks) - masks.count(None)
         notes.append(
-            f"{folder / 'masks'}: {n_masks} of {len(masks)} images have a mask; that of a.jpg is a.png or a.jpg.png"
+            f"{folder / 'masks'}: {n_masks} of {len(masks):,} images have a mask; that of a.jpg is a.png or a.jpg.png"
         )
     initial = InitialPoints(torch.from_numpy(model.points), torch.from_numpy(model.colors).float() / 255, [])
     if len(model.points) < 2:
         names = [f"points3D{suffix}" for suffix in CLOUD_SUFFIXES]
         file = next((f / name for f in (model_folder, folder) for name in names if (f / name).is_file()), None)
-        reason = f"{model_folder}: its model has {len(model.points)} points"
+        reason = f"{model_folder}: its model has {len(model.points):,} points"
         if file:
             initial = read_points(file)
             initial.notes.append(f"{reason}; training starts from the {file.name} of {file.parent}")
@@ -200,7 +201,7 @@ def _find_images(folder: Path, model_folder: Path, names: Sequence[str]) -> Path
     if folder / "images" in candidates:
         return folder / "images"
     raise FileError(
-        f"{folder / 'images'}: no such folder, and none of the {len(names)} images of {model_folder} is in {folder}; "
+        f"{folder / 'images'}: no such folder, and none of the {len(names):,} images of {model_folder} is in {folder}; "
         "expected a COLMAP scene with images/ and sparse/0/ or sparse/"
     )
 
@@ -219,8 +220,8 @@ def _note_others(path: Path, model: ColmapModel) -> list[str]:
     counts = [count_images(other) for other in others]
     largest = others[counts.index(max(counts))]
     return [
-        f"read {path}, a model of {len(model.images)} images; of {len(others)} other models beside it, the largest is "
-        f"{largest.name}, of {max(counts)} images"
+        f"read {path}, a model of {len(model.images):,} images; of {len(others)} other models beside it, the largest "
+        f"is {largest.name}, of {max(counts):,} images"
     ]
 
 

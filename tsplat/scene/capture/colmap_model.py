@@ -166,7 +166,7 @@ def read_model(folder: Path) -> ColmapModel:
     if invalid.any():
         raise FileError(
             f"{paths[2]}: expected finite positions of at most {COORDINATE_MAX:.0e}; {int(invalid.sum())} of "
-            f"{len(points)} points are not (first: point {ids[invalid.argmax()]})"
+            f"{len(points):,} points are not (first: point {ids[invalid.argmax()]})"
         )
     notes = [
         f"{path}: its header says {header_counts[path.stem]} {path.stem}, it has {found}; it may be cut short"
@@ -212,7 +212,7 @@ class _Reader:
         """Skips `size` bytes and returns their offset."""
         start = self.position
         if size > len(self.content) - start:
-            raise self.error(f"cut short or damaged: {what} needs {size} bytes, {len(self.content) - start} are left")
+            raise self.error(f"cut short or damaged: {what} needs {size:,} bytes, {len(self.content) - start} are left")
         self.position = start + size
         return start
 
@@ -225,13 +225,13 @@ class _Reader:
         left = len(self.content) - self.position
         if count * size > left:
             raise self.error(
-                f"cut short or damaged: {count} {what} need at least {count * size} bytes, {left} are left"
+                f"cut short or damaged: {count} {what} need at least {count * size:,} bytes, {left} are left"
             )
         return count
 
     def end(self) -> None:
         if self.position < len(self.content):
-            raise self.error(f"damaged: {len(self.content) - self.position} bytes follow the last record")
+            raise self.error(f"damaged: {len(self.content) - self.position:,} bytes follow the last record")
 
 
 def _binary_cameras(reader: _Reader) -> dict[int, ColmapCamera]:
@@ -257,7 +257,7 @@ def _binary_images(reader: _Reader) -> list[ColmapImage]:
         camera_id = int(reader.values("<I", f"image {image_id}")[0])
         end = reader.content.find(b"\0", reader.position, reader.position + NAME_BYTES_MAX)
         if end < 0:
-            raise reader.error(f"image {image_id}: expected a name of at most {NAME_BYTES_MAX} bytes that ends in 0")
+            raise reader.error(f"image {image_id}: expected a name of at most {NAME_BYTES_MAX:,} bytes that ends in 0")
         raw = reader.content[reader.position : end]
         reader.position = end + 1
         count = reader.count(f"observations of image {image_id}", 24)

@@ -23,8 +23,8 @@ from typing import Any, Literal
 
 from ...errors import FileError, MissingExtraError
 from ...support.output import FULL
+from ..option_types import Matching
 
-Matching = Literal["exhaustive", "sequential", "vocabulary-tree"]
 Mode = Literal["SINGLE", "PER_FOLDER", "PER_IMAGE"]
 Stage = Literal["frames", "features", "matches", "cameras"]
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ...arguments import to_float
 from ...errors import ArgumentError, FileError
 from ...precision import fp64, identity
+from ...scalars import to_float
 from ..cameras import UP, Camera, move_camera
 from ..extents import EXTENT_MIN, POINTS_MAX, are_inliers, center_and_extent, origin_and_unit
 from ..gaussians import Gaussians

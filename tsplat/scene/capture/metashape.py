@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...arguments import to_float
 from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
 from ...precision import fp64
+from ...scalars import to_float
 from ...support.reading import open_file
 from ..cameras import viewmat_from_pose
 from ..formats.json_objects import finite_numbers
@@ -103,7 +103,7 @@ def _read_cameras(file: Path) -> tuple[list[Photograph], list[str]]:
         (len(enabled) - len(used), "belong to other components"),
     ):
         if count:
-            notes.append(f"{file}: left out {count} of {n} cameras that {what}")
+            notes.append(f"{file}: left out {count} of {n:,} cameras that {what}")
     world = _read_world(chunk, component, file)
     sensors = {sensor.attributes.get("id", ""): sensor for sensor in chunk.all("sensor")}
     lenses: dict[str, tuple[int, Lens]] = {}

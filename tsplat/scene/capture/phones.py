@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...arguments import describe
 from ...errors import FileError, MissingExtraError
+from ...scalars import describe
 from ...support.extras import require
 from ...support.reading import read_json
 from ..exr_maps import read_exr
@@ -167,7 +167,7 @@ def read_record3d(file: Path, options: ReadOptions) -> Capture:
         photographs.append(_photograph(image, lens, _pose((w, x, y, z), position, where), where, lenses))
         depth = file.parent / "depth" / f"{image.stem}.exr"
         depths.append(_Depth(depth, None) if depth.is_file() else None)
-    notes = [f"{file}: left out {n_without} photographs without a pose"] if n_without else []
+    notes = [f"{file}: left out {n_without:,} photographs without a pose"] if n_without else []
     return _read(file, photographs, depths, _read_meters, notes, options)
 
 
@@ -283,7 +283,7 @@ def _sample_points(
     n_points = sum(map(len, positions))
     if n_points < 2:
         return random_points(bounds, options.n_random, options.seed, f"{where}: {reason}")
-    note = f"{where}: training starts from {n_points:,} points of the depth of {len(chosen)} photographs"
+    note = f"{where}: training starts from {n_points:,} points of the depth of {len(chosen):,} photographs"
     return InitialPoints(torch.cat(positions), torch.cat(colors), [note])
 
 

@@ -10,20 +10,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...arguments import check_size
-from ...errors import ArgumentError, FileError
+from ...errors import FileError
+from ...scalars import check_size
 from ...support.progress import reported
 from ...support.reading import open_file
 from ..cameras import Camera, centers
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
+from ..option_types import CameraKind, Color
 from .image_cache import BYTES_MAX, WORKERS_MAX, CachedPixels, ImageCache, Pixels
 from .lenses import Lens, Undistortion, coverage, native_lens, undistorted_intrinsics
-from .views import Color, StoredView, View
+from .views import StoredView, View
 
 ASPECT_TOLERANCE = 0.01
 """Accepted relative difference between the aspect ratios of an image and its camera, in addition to one pixel."""
@@ -47,9 +48,6 @@ TEST_EVERY = 8
 """Default interval of held-out images."""
 
 CONVERT = "convert them to JPEG, under the same names"
-
-CameraKind = Literal["undistorted", "native"]
-"""Cameras to read: ``"undistorted"`` with resampled photographs, or ``"native"`` with distortion."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of images read and their total."""
@@ -91,16 +89,6 @@ class Photograph:
     border: float = 0.0
 
 
-def check_test_every(test_every: int) -> None:
-    """Raises ArgumentError if no views would be left for training."""
-    if test_every == 1:
-        raise ArgumentError(
-            "test_every: 1 holds out every view, so that none is left for training; expected 0 for no held-out views, "
-            "or at least 2"
-        )
-    check_size("test_every", test_every, or_zero=True)
-
-
 def is_held_out(index: int, test_every: int) -> bool:
     """Returns whether the view with an index, in the order of names, is held out: every `test_every`-th, starting with
     the first."""
@@ -116,16 +104,16 @@ def find_usable(paths: Sequence[Path], strict: bool) -> tuple[list[int], list[st
     kept = [i for i in range(len(paths)) if i not in left_out]
     notes, n = [], len(paths)
     if missing:
-        notes.append(f"skipped {len(missing)} of {n} images whose files are missing (first: {paths[missing[0]]})")
+        notes.append(f"skipped {len(missing)} of {n:,} images whose files are missing (first: {paths[missing[0]]})")
     if unreadable:
         first = paths[min(unreadable)]
-        notes.append(f"skipped {len(unreadable)} of {n} images that Pillow cannot read (first: {first}); {CONVERT}")
+        notes.append(f"skipped {len(unreadable)} of {n:,} images that Pillow cannot read (first: {first}); {CONVERT}")
     if left_out and (strict or len(kept) < 2):
         if missing:
-            more = f", and {len(missing) - 1} more of {n} images are missing" if len(missing) > 1 else ""
+            more = f", and {len(missing) - 1} more of {n:,} images are missing" if len(missing) > 1 else ""
             message = f"{paths[missing[0]]}: no such file{more}"
         else:
-            message = f"{paths[min(unreadable)]}: one of {len(unreadable)} images that Pillow cannot read; {CONVERT}"
+            message = f"{paths[min(unreadable)]}: one of {len(unreadable):,} images that Pillow cannot read; {CONVERT}"
         raise FileError(message if strict else f"{message}; expected at least two images, {len(kept)} can be read")
     return kept, notes
 
@@ -179,7 +167,7 @@ def limit_sizes(photographs: Sequence[Photograph], max_size: int) -> tuple[list[
         return limited, []
     first, factor = infos[scaled[0]], factors[scaled[0]]
     note = (
-        f"scaled {len(scaled)} of {len(photographs)} images down to a longer side of {max_size} pixels (first: "
+        f"scaled {len(scaled)} of {len(photographs):,} images down to a longer side of {max_size} pixels (first: "
         f"{first.width}×{first.height} to {round(first.width / factor)}×{round(first.height / factor)}); max_size 0 "
         "keeps their size"
     )
@@ -254,10 +242,14 @@ def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[V
     first, n_empty = views[usable.index(False)].files[-1], usable.count(False)
     if not train:
         raise FileError(
-            f"{first}: {n_empty} of {len(views)} images have no valid pixel, and none is left for training; masks are "
-            "white for valid pixels"
+            f"{first}: {n_empty} of {len(views):,} images have no valid pixel, and none is left for training; masks "
+            "are white for valid pixels"
         )
-    return train, test, [f"skipped {n_empty} of {len(views)} images without valid pixels (first: {first})", *notes]
+    return (
+        train,
+        test,
+        [f"skipped {n_empty} of {len(views):,} images without valid pixels (first: {first})", *notes],
+    )
 
 
 def _note_copies(train: Sequence[View], test: Sequence[View]) -> list[str]:
@@ -432,11 +424,11 @@ def camera_warnings(photographs: Sequence[Photograph], where: Path) -> list[str]
     doubtful = [photograph for photograph in photographs if photograph.lens.doubt is not None]
     if doubtful:
         first = f"{doubtful[0].name}: {doubtful[0].lens.doubt}"
-        notes.append(f"{where}: check the cameras of {len(doubtful)} of {len(photographs)} images ({first})")
+        notes.append(f"{where}: check the cameras of {len(doubtful)} of {len(photographs):,} images ({first})")
     positions = centers(torch.stack([photograph.viewmat for photograph in photographs]))
     apart = float((positions - positions[0]).norm(dim=-1).max())
     if not apart > 1e-9 * max(1.0, float(positions[0].norm())):
-        notes.append(f"{where}: all {len(photographs)} cameras are at one position; depth needs several positions")
+        notes.append(f"{where}: all {len(photographs):,} cameras are at one position; depth needs several positions")
     return notes
 
 
@@ -458,8 +450,8 @@ def note_lenses(photographs: Sequence[Photograph], where: Path, cameras: CameraK
 def _describe_group(name: str, result: str, photographs: Sequence[Photograph]) -> str:
     """Describes photographs with one COLMAP model that become fisheye or pinhole images, or are not resampled."""
     lenses = list(dict.fromkeys(photograph.lens for photograph in photographs))
-    cameras = "1 camera" if len(lenses) == 1 else f"{len(lenses)} cameras"
-    about = f"{len(photographs)} photographs of {cameras} with the lens {name} (first: {photographs[0].name})"
+    cameras = "1 camera" if len(lenses) == 1 else f"{len(lenses):,} cameras"
+    about = f"{len(photographs):,} photographs of {cameras} with the lens {name} (first: {photographs[0].name})"
     if result == "native":
         error = max(native[1] for native in map(native_lens, lenses) if native is not None)
         by = f" by a fisheye polynomial, which is within {error:.2g} pixels of the lens" if error else ""

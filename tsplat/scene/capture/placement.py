@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...arguments import check_choice, check_size
+from ...scalars import check_choice, check_size
 from ...support.suggestions import list_names
 from ..cameras import Camera
 from ..extents import (
@@ -21,22 +21,21 @@ from ..extents import (
     near_plane,
     shows_points,
 )
+from ..option_types import CameraKind, Color, check_test_every
 from .initial_points import N_RANDOM, DrawPoints, InitialPoints
 from .local_frame import LocalFrame, choose_frame, move_points, move_pose, normalizing_transform
 from .photographs import (
     TEST_EVERY,
-    CameraKind,
     OnProgress,
     Photograph,
     camera_warnings,
-    check_test_every,
     is_held_out,
     limit_sizes,
     note_lenses,
     read_views,
     split_views,
 )
-from .views import Capture, Color
+from .views import Capture
 
 Frame = LocalFrame | Literal["model", "local", "normalized"]
 """The frame of a capture: by name, or the local frame of an existing run."""
@@ -226,7 +225,7 @@ def _note_outliers(names: Sequence[str], positions: Tensor, outliers: Sequence[i
 
 
 def _name(names: Sequence[str], chosen: Sequence[int]) -> str:
-    return f"{len(chosen)} of {len(names)} photographs ({list_names([names[i] for i in chosen], NAMED_MAX)})"
+    return f"{len(chosen)} of {len(names):,} photographs ({list_names([names[i] for i in chosen], NAMED_MAX)})"
 
 
 def _distance(positions: Tensor, outliers: Sequence[int]) -> str:

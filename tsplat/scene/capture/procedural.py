@@ -16,8 +16,8 @@ from einops import rearrange, reduce
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ...arguments import check_size
 from ...precision import in_full_precision
+from ...scalars import check_size
 from ..cameras import Camera, intrinsics, orbit
 from ..images import to_bytes
 from .views import Capture, View

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...arguments import describe, to_float
 from ...errors import FileError, UnsupportedError
 from ...precision import fp64
+from ...scalars import describe, to_float
 from ...support.reading import open_file, read_file
 from ..cameras import viewmat_from_pose
 from ..images import read_image_info

@@ -89,12 +89,12 @@ def find_photographs(
     notes = []
     if unknown:
         notes.append(
-            f"skipped {len(unknown)} photographs in formats that cannot be read (first: {min(unknown)}); {CONVERT}"
+            f"skipped {len(unknown):,} photographs in formats that cannot be read (first: {min(unknown)}); {CONVERT}"
         )
     for left_out, what in ((damaged, "cannot be read"), (narrow, "are too narrow")):
         if left_out:
             shown, reason = list_names([*map(str, left_out)], NAMES_MAX), next(iter(left_out.values()))
-            notes.append(f"skipped {len(left_out)} photographs that {what}: {shown}: {reason}")
+            notes.append(f"skipped {len(left_out):,} photographs that {what}: {shown}: {reason}")
     if len(files) < 2:
         videos = [path for path in visible if path.suffix.lower() in VIDEO_SUFFIXES]
         raise FileError(
@@ -145,7 +145,7 @@ def _check_cameras(photos: Path, files: dict[str, Source], single_camera: bool) 
     if len(cameras) == 1:
         return []
     shown = ", ".join(f"{name} ({len(infos)})" for name, infos in list(cameras.items())[:5])
-    return [f"{len(cameras)} cameras, one of each folder: {shown}{', …' if len(cameras) > 5 else ''}"]
+    return [f"{len(cameras):,} cameras, one of each folder: {shown}{', …' if len(cameras) > 5 else ''}"]
 
 
 def _note_copies(files: dict[str, Source]) -> list[str]:
@@ -154,7 +154,7 @@ def _note_copies(files: dict[str, Source]) -> list[str]:
         return []
     names = list(files)
     shown = [f"{names[i]} of {names[first]}" for i, first in copies.items()]
-    return [f"{len(copies)} photographs are copies of others: {list_names(shown, NAMES_MAX)}; delete them"]
+    return [f"{len(copies):,} photographs are copies of others: {list_names(shown, NAMES_MAX)}; delete them"]
 
 
 def _has_photographs(folder: Path, masks: Path | None) -> bool:
@@ -198,7 +198,9 @@ def link_masks(masks: Path, folder: Path, files: dict[str, Source]) -> list[str]
             convert_image(mask, target)
     if len(lacking) == len(files):
         raise FileError(f"{masks}: expected masks such as {lacking[0]}.png, found none")
-    return [f"{len(lacking)} photographs have no mask: all their pixels count (first: {lacking[0]})"] if lacking else []
+    return (
+        [f"{len(lacking):,} photographs have no mask: all their pixels count (first: {lacking[0]})"] if lacking else []
+    )
 
 
 def check_panoramas(files: dict[str, Source]) -> None:

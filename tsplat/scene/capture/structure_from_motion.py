@@ -5,17 +5,18 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
-from ...arguments import check_choice, check_size
 from ...errors import ArgumentError
+from ...scalars import check_choice, check_size
 from ...support.extras import require, require_ffmpeg, require_installed
 from ...support.interruption import exit_on_signals
 from ..images import is_marked_panorama, read_image_info
+from ..option_types import FITTED_MODELS, MATCHINGS, FittedModel, Matching
 from .camera_plot import draw_cameras
 from .colmap import PANORAMA
 from .colmap_model import read_model
-from .colmap_pipeline import SIMILAR, SMALL_PIXELS, Matching, Mode, OnStage, Pipeline, Reconstruction, choose_matching
+from .colmap_pipeline import SIMILAR, SMALL_PIXELS, Mode, OnStage, Pipeline, Reconstruction, choose_matching
 from .source_photographs import (
     Source,
     check_panoramas,
@@ -28,10 +29,7 @@ from .source_photographs import (
 from .temporary_folders import new_folder
 from .video_frames import VIDEO_SUFFIXES, ChosenFrames, extract_frames, is_marked_spherical
 
-CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "EQUIRECTANGULAR"]
-FITTED_MODELS = get_args(CameraModel)
 SEED_MAX = 2**31 - 1
-MATCHINGS = ("auto", *get_args(Matching))
 
 FEW_FEATURES = 100
 """Number of features below which a photograph probably cannot be registered."""
@@ -66,7 +64,7 @@ def prepare(
     *,
     max_size: int = 1600,
     single_camera: bool = True,
-    camera_model: CameraModel | None = None,
+    camera_model: FittedModel | None = None,
     matching: Matching | Literal["auto"] = "auto",
     frames: int | None = None,
     masks: str | os.PathLike[str] | None = None,
@@ -185,13 +183,13 @@ def prepare(
                 break
             renamed = convert_photographs(unread, images, linked_masks)
             files = {renamed.get(name, name): source for name, source in files.items()}
-            notes.append(f"converted {len(unread)} photographs that COLMAP cannot read to PNG (first: {unread[0]})")
+            notes.append(f"converted {len(unread):,} photographs that COLMAP cannot read to PNG (first: {unread[0]})")
         pipeline.match(choose_matching(len(files), is_video) if matching == "auto" else matching)
         reconstructed = pipeline.reconstruct(sparse)
         if not reconstructed:
             raise ArgumentError(
-                f"{photos}: no two of the {len(files)} photographs overlap enough to estimate their cameras; take them "
-                "closer together, include more texture, or raise max_size"
+                f"{photos}: no two of the {len(files):,} photographs overlap enough to estimate their cameras; take "
+                "them closer together, include more texture, or raise max_size"
                 + "".join(f"; note: {note}" for note in notes)
             )
         best, problem = pipeline.add_points(reconstructed[0], sparse)
@@ -222,7 +220,7 @@ def prepare(
     )
 
 
-def _choose_model(sources: Iterable[Source], video: Path | None) -> tuple[CameraModel, list[str]]:
+def _choose_model(sources: Iterable[Source], video: Path | None) -> tuple[FittedModel, list[str]]:
     """Chooses the camera model from the metadata of photographs or a video; also returns notes about it."""
     if is_marked_spherical(video) if video else all(is_marked_panorama(source.path) for source in sources):
         what = "video says that its frames" if video else "photographs says that they"
@@ -254,14 +252,14 @@ def _explain(names: Iterable[str], pipeline: Pipeline, others: Sequence[Reconstr
 
 def _note_frames(video: Path, chosen: ChosenFrames) -> list[str]:
     """Returns notes about the frames of a video, after checking that there are enough."""
-    damage = f"the video is damaged or ends early ({chosen.damage}); {chosen.n_frames} frames of it can be read"
+    damage = f"the video is damaged or ends early ({chosen.damage}); {chosen.n_frames:,} frames of it can be read"
     if len(chosen.frames) < 2:
         raise ArgumentError(
             f"{video}: expected a camera that moves, found {len(chosen.frames)} different frame of {chosen.n_frames}; "
             + (damage if chosen.damage else "walk around the object")
         )
     notes = [damage] if chosen.damage else []
-    notes.append(f"chose {len(chosen.frames)} of {chosen.n_frames} frames by sharpness and motion")
+    notes.append(f"chose {len(chosen.frames)} of {chosen.n_frames:,} frames by sharpness and motion")
     if chosen.cuts:
         others = f" and {len(chosen.cuts) - 1} more" if len(chosen.cuts) > 1 else ""
         notes.append(f"the video has a cut at frame {chosen.cuts[0]}{others}; parts that share nothing do not connect")

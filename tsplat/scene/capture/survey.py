@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 
 from torch import Tensor
 
-from ...arguments import describe
 from ...errors import ArgumentError, FileError
+from ...scalars import describe
 from ...support.reading import is_possible, stays_inside
 from ..formats.point_clouds import CLOUD_SUFFIXES
 from .initial_points import bounds, random_points, read_points

@@ -12,18 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...arguments import describe
 from ...errors import ArgumentError, FileError
+from ...scalars import describe
 from ...support.reading import check_possible, is_possible, is_special, path_inside, read_json
 from ..images import read_image_info
+from ..option_types import CameraKind, Color
 from .colmap import downscaled_folder, find_by_stem
 from .initial_points import N_RANDOM, blender_bounds, bounds, random_points, read_points
 from .lenses import Lens
-from .photographs import TEST_EVERY, CameraKind, OnProgress, Photograph, find_usable, is_held_out
+from .photographs import TEST_EVERY, OnProgress, Photograph, find_usable, is_held_out
 from .placement import Frame, ReadOptions, read_posed
 from .survey import name_of
 from .transforms_cameras import read_lens, read_viewmat
-from .views import Capture, Color
+from .views import Capture
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPG", ".PNG", ".webp")
 """Suffixes that are tried in this order if ``file_path`` has none."""
@@ -176,10 +177,10 @@ def _split(
     train = listed.pop("train_filenames", names)
     test = set().union(*listed.values()) if listed else names - train
     if listed and train is not names and (both := train & test & names):
-        known = f"{len(both)} of {len(names)} images"
+        known = f"{len(both)} of {len(names):,} images"
         notes.append(f"{path}: {known} are in train_filenames, but held out (first: {min(both)})")
     if unused := names - train - test:
-        known = f"{len(unused)} of {len(names)} images"
+        known = f"{len(unused)} of {len(names):,} images"
         notes.append(f"{path}: {known} are in no list of file names (first: {min(unused)})")
     if not test & names:
         notes.append(f"{path}: its lists of file names leave no image to hold out")
@@ -241,14 +242,14 @@ def _find_frames(
     kept, notes = find_usable([frame.image for frame in frames], strict or len(frames) < 2)
     if other_case:
         n = len(other_case)
-        notes.append(f"found {n} of {len(frames)} images by ignoring upper and lower case (first: {other_case[0]})")
+        notes.append(f"found {n} of {len(frames):,} images by ignoring upper and lower case (first: {other_case[0]})")
     usable = [frames[i] for i in kept]
     first_frames = {os.path.normpath(frame.full): frame for frame in reversed(usable)}
     unique = [frame for frame in usable if first_frames[os.path.normpath(frame.full)] is frame]
     if n_repeated := len(usable) - len(unique):
         repeated = next(frame for frame, other in zip(usable, [*unique, None]) if frame is not other)
         notes.append(
-            f"skipped {n_repeated} of {len(frames)} frames that repeat the image of another (first: {repeated.file}: "
+            f"skipped {n_repeated} of {len(frames):,} frames that repeat the image of another (first: {repeated.file}: "
             f"{repeated.name})"
         )
     return unique, notes

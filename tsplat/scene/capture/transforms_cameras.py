@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...arguments import describe, to_float
 from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
 from ...precision import fp64
+from ...scalars import describe, to_float
 from ..cameras import viewmat_from_pose
 from ..formats.json_objects import finite_number
 from ..images import read_image_info

@@ -11,15 +11,13 @@ from torch.nn.functional import pad
 from ...errors import ArgumentError, MissingExtraError, ShapeError
 from ..cameras import Camera
 from ..images import downscale, encode_png
+from ..option_types import Color
 from ..rotation import similarity
 from .image_cache import CachedPixels
 from .local_frame import LocalFrame
 
 SHEET, SHEET_HEIGHT = 8, 90
 """Maximum number of photographs that notebooks show for a capture, and their height in pixels."""
-
-Color = tuple[float, float, float]
-"""RGB in [0, 1]."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...arguments import check_size
 from ...config import Backend
 from ...errors import ArgumentError, UnsupportedError
+from ...scalars import check_size
 from ...support.progress import Show
 from ..cameras import Camera, choose_evenly, resize_camera
 from ..extents import with_near_planes

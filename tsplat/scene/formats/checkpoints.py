@@ -259,7 +259,7 @@ def read_raw_checkpoint(
                 raise CheckpointError(f"{path}: {name}: expected floats of 16 to 64 bits, found {tensor.dtype}")
         gaussians = Gaussians(**scene, antialiased=manifest["antialiased"], surfels=manifest["surfels"])
         if rows is None and len(gaussians) != n:
-            raise CheckpointError(f"{path}: the manifest says {n} Gaussians, the file holds {len(gaussians)}")
+            raise CheckpointError(f"{path}: the manifest says {n:,} Gaussians, the file holds {len(gaussians):,}")
         checkpoint = RawCheckpoint(manifest["step"], gaussians, tensors, manifest["figures"], manifest["config"])
     if not force and rows is None:
         gaussians.check_not_activated(str(path))

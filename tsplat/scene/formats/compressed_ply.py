@@ -66,7 +66,7 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
     chunk = _table(ply, "chunk", [bound + name for names in ranges for bound in BOUNDS for name in names])
     if len(chunk) != math.ceil(len(vertex) / CHUNK):
         raise FileError(
-            f"{ply.path}: expected {math.ceil(len(vertex) / CHUNK)} chunks for {len(vertex)} Gaussians, "
+            f"{ply.path}: expected {math.ceil(len(vertex) / CHUNK)} chunks for {len(vertex):,} Gaussians, "
             f"found {len(chunk)}; the file is damaged"
         )
     known = {"vertex": VERTEX, "chunk": [bound + name for names in RANGES for bound in BOUNDS for name in names]}
@@ -242,8 +242,8 @@ def _decode_sh(ply: PlyFile, count: int) -> Floats:
     names = [f"f_rest_{i}" for i in range(size)]
     if element.count != count or size not in SH_SIZES or set(names) != set(element.names):
         raise FileError(
-            f"{ply.path}: element 'sh': expected {SH_SIZES} properties f_rest_0, f_rest_1, ... of {count} Gaussians, "
-            f"found {size} properties of {element.count} Gaussians; the file is damaged"
+            f"{ply.path}: element 'sh': expected {SH_SIZES} properties f_rest_0, f_rest_1, ... of {count:,} Gaussians, "
+            f"found {size} properties of {element.count:,} Gaussians; the file is damaged"
         )
     rest = np.empty((count, size // 3, 3), np.float32)
     first = 0

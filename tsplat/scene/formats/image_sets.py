@@ -158,7 +158,7 @@ def decode_image(path: str, name: str, content: bytes, count: int) -> Bytes:
         with open_image(io.BytesIO(content)) as image:
             if image.width * image.height > 4 * count + SPARE_PIXELS:
                 raise FileError(
-                    f"{path}: {name} has {image.width}×{image.height} pixels for {count} Gaussians; it is damaged"
+                    f"{path}: {name} has {image.width}×{image.height} pixels for {count:,} Gaussians; it is damaged"
                 )
             check_memory(f"{path}: {name}", 8 * image.width * image.height)
             return np.asarray(image.convert("RGBA"))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arguments import describe, to_float
 from ...errors import FileError
+from ...scalars import describe, to_float
 
 LOG_MAX = math.log(np.finfo(np.float32).max)
 """Maximum magnitude of the bounds of positions, which are logarithms."""

@@ -18,9 +18,10 @@ from typing import BinaryIO
 import numpy as np
 
 from ...errors import FileError, UnsupportedError
-from ...support.reading import open_file, read_records
+from ...support.reading import open_file
 from ..gaussians import FLAT, Gaussians
 from ..quantization import Floats, gaussians_from_activated, sh0_from_colors
+from .binary_records import read_records
 from .foreign import Warn
 from .model_memory import check_model_memory
 
@@ -123,7 +124,9 @@ def _read_sections(path: str, file: BinaryIO, size: int, n_sections: int, level:
         if degree > DEGREE_MAX:
             raise UnsupportedError(f"{where}: expected an SH degree from 0 to {DEGREE_MAX}, found {degree}")
         if n_buckets and bucket_bytes != BUCKET_BYTES:
-            raise FileError(f"{where}: expected {BUCKET_BYTES} bytes for a bucket, found {bucket_bytes}; it is damaged")
+            raise FileError(
+                f"{where}: expected {BUCKET_BYTES:,} bytes for a bucket, found {bucket_bytes}; it is damaged"
+            )
         if n_full + n_partial > n_buckets or not math.isfinite(edge):
             raise FileError(
                 f"{where}: found {n_full:,} full and {n_partial:,} other buckets of {n_buckets:,}, whose edge is "

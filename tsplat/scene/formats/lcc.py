@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FileError, UnsupportedError
-from ...support.reading import open_file, read_file, read_records
+from ...support.reading import open_file, read_file
 from ..gaussians import Gaussians
 from ..georeference import Georeference
 from ..quantization import (
@@ -29,6 +29,7 @@ from ..quantization import (
     sh0_from_colors,
 )
 from ..rotation import similarity, transform_gaussians, upright
+from .binary_records import read_records
 from .foreign import Warn
 from .json_objects import JsonObject
 from .model_memory import check_model_memory
@@ -83,7 +84,9 @@ def read_lcc(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     both = np.dtype([*RECORD.descr, *(WORDS.descr if has_sh else [])])
     n_around, rest = divmod(surroundings.stat().st_size if surroundings.is_file() else 0, both.itemsize)
     if rest:
-        raise FileError(f"{surroundings}: expected records of {both.itemsize} bytes, found {rest} more; it is damaged")
+        raise FileError(
+            f"{surroundings}: expected records of {both.itemsize:,} bytes, found {rest} more; it is damaged"
+        )
     check_model_memory(str(path), sum(count for count, _ in ranges) + n_around, 3 if has_sh else 0)
     records = _read_rows(_beside(path, "data.bin"), RECORD, ranges)
     words = _read_rows(coefficients, WORDS, [(count, 2 * start) for count, start in ranges]) if has_sh else None
@@ -151,7 +154,7 @@ def _read_index(path: Path, meta: JsonObject, has_sh: bool) -> tuple[int, list[t
     for count, offset, size in sorted(itertools.chain(*cells), key=itemgetter(1)):
         if size != RECORD.itemsize * count or (count and not end <= offset <= available - size):
             raise FileError(
-                f"{index}: expected {RECORD.itemsize} bytes for each of {count:,} Gaussians from byte {offset:,} on, "
+                f"{index}: expected {RECORD.itemsize:,} bytes for each of {count:,} Gaussians from byte {offset:,} on, "
                 f"after others up to {end:,}, found {size:,} of {available:,} in {path.with_name('data.bin')}; a file "
                 "is cut short or damaged"
             )

@@ -8,14 +8,15 @@ import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP, output_folder
 from ...support.reading import check_possible, open_file
 from ..gaussians import Gaussians
-from ..georeference import Georeference, ModelFrame, check_frame, written_georeference
+from ..georeference import Georeference, check_frame, written_georeference
 from ..model_rows import Rows, as_rows, gather
+from ..option_types import Format, ModelFrame
 from ..quantization import Floats, valid_bounds
 from . import compressed_ply, sog_writer, spz_writer
 from .foreign import Warn
@@ -56,9 +57,6 @@ POINT_CLOUDS = (".las", ".laz", ".e57", ".pcd", ".pts", ".xyz")
 
 XGRIDS: dict[str, Callable[..., Gaussians]] = {".lcc": read_lcc, ".lcc2": read_lcc2}
 READ_ONLY = (*XGRIDS, ".rad", ".ksplat", ".pt", ".pth", ".ckpt", ".json")
-Format = Literal[
-    "ply", "compressed-ply", "splat", "spz", "spz4", "sog", "streamed-sog", "glb", "gltf", "usda", "usdc", "usdz"
-]
 WRITERS: dict[Format, Callable[..., list[str]]] = {
     "ply": write_ply,
     "compressed-ply": write_compressed_ply,
@@ -298,7 +296,10 @@ def write_model(
         )
         lost = [*lost, note]
     if n_lost := len(gaussians) - len(kept):
-        lost = [f"{n_lost:,} Gaussians whose rotation is a quaternion of zeros, which are never rendered", *lost]
+        lost = [
+            f"Gaussians whose rotation is a quaternion of zeros ({n_lost:,}), which are never rendered",
+            *lost,
+        ]
     return lost
 
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ...errors import FileError, UnsupportedError
-from ...support.reading import read_records
+from .binary_records import read_records
 
 HEADER_MAX = 1 << 20
 """Maximum size of a header in bytes."""
@@ -138,15 +138,15 @@ class PlyFile:
             size_min = sum(2 * max(len(e.properties), 1) * e.count for e in [*before, element]) - 1
             if size_min > self._size:
                 raise FileError(
-                    f"{self.path}: expected {element.count} records {element.name!r} of at least {size_min} bytes in "
-                    f"all, found {self._size} bytes; the file is cut short or its header is damaged"
+                    f"{self.path}: expected {element.count} records {element.name!r} of at least {size_min:,} bytes in "
+                    f"all, found {self._size:,} bytes; the file is cut short or its header is damaged"
                 )
             return self._ascii_blocks(element, sum(e.count for e in before))
         skipped = sum(other.count * self._record(other).itemsize for other in before)
         if skipped + element.count * record.itemsize > self._size:
             raise FileError(
-                f"{self.path}: expected {element.count} records {element.name!r} of {record.itemsize} bytes, found "
-                f"{max(self._size - skipped, 0)} bytes; the file is cut short or its header is damaged"
+                f"{self.path}: expected {element.count} records {element.name!r} of {record.itemsize:,} bytes, found "
+                f"{max(self._size - skipped, 0):,} bytes; the file is cut short or its header is damaged"
             )
         count = (element.count if stop is None else stop) - start
         return self._binary_blocks(count, record, self._start + skipped + start * record.itemsize)
@@ -213,7 +213,7 @@ class PlyFile:
         """Returns the words of the next line that is not blank."""
         while line := self._file.readline(LINE_MAX):
             if len(line) == LINE_MAX:
-                raise FileError(f"{self.path}: a line of element {element.name!r} is longer than {LINE_MAX} bytes")
+                raise FileError(f"{self.path}: a line of element {element.name!r} is longer than {LINE_MAX:,} bytes")
             if words := line.split():
                 return words
         raise FileError(f"{self.path}: the file ends within element {element.name!r}; it is cut short")

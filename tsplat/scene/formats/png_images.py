@@ -192,7 +192,7 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> int:
             raise ShapeError(f"{name}: expected 1 to {max(CHANNELS)} channels, found {list(tensor.shape)}")
         if name in (MEANS, CLUSTERED, *BYTES) and not tensor.isfinite().all():
             n_invalid = int((~tensor.reshape(n, -1).isfinite()).any(1).sum())
-            raise ArgumentError(f"{name}: {n_invalid} of {n} Gaussians are not finite; remove them")
+            raise ArgumentError(f"{name}: {n_invalid:,} of {n:,} Gaussians are not finite; remove them")
     return side
 
 

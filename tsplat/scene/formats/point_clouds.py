@@ -62,7 +62,7 @@ def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn
     if every > 1:
         warn(f"{path}: read one of every {every} of {count:,} points, as more than {POINTS_MAX:,} are not kept")
     if n_invalid:
-        warn(f"{path}: skipped {n_invalid} of {len(points) + n_invalid} points whose position is not finite")
+        warn(f"{path}: skipped {n_invalid:,} of {len(points) + n_invalid:,} points whose position is not finite")
     return torch.from_numpy(points), torch.from_numpy(colors)
 
 

@@ -90,7 +90,7 @@ def _open_las(path: Path) -> Iterator[PointBlocks]:
     with laspy.open(path, read_evlrs=False) as file:  # those after the points may say any size
         header = file.header
         if header.point_format.size > BLOCK_BYTES_MAX:
-            raise FileError(f"{path}: expected points of at most {BLOCK_BYTES_MAX} bytes; it is damaged")
+            raise FileError(f"{path}: expected points of at most {BLOCK_BYTES_MAX:,} bytes; it is damaged")
         is_compressed = path.suffix.lower() == ".laz" or header.are_points_compressed
         size = header.offset_to_point_data + header.point_count * header.point_format.size
         if not is_compressed and size > path.stat().st_size:

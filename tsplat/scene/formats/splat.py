@@ -12,10 +12,11 @@ import torch
 
 from ...errors import FileError
 from ...support.files import atomic_write
-from ...support.reading import open_file, read_records
+from ...support.reading import open_file
 from ..gaussians import Gaussians
 from ..quantization import check_valid, gaussians_from_activated, levels, sh0_from_colors
 from ..sh_colors import colors_of_sh
+from .binary_records import read_records
 from .foreign import Warn
 from .model_memory import check_model_memory
 
@@ -40,7 +41,7 @@ def read_splat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> G
         size = os.fstat(file.fileno()).st_size
         if size % RECORD.itemsize:
             raise FileError(
-                f"{path}: expected a multiple of {RECORD.itemsize} bytes, found {size} bytes; "
+                f"{path}: expected a multiple of {RECORD.itemsize:,} bytes, found {size:,} bytes; "
                 "the file is cut short or not a .splat file"
             )
         check_model_memory(str(path), size // RECORD.itemsize)

@@ -107,22 +107,22 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: War
     _check_flags(path, flags, warn)
     sizes = _sizes(path, version, count, degree, fraction)
     if sum(sizes) > max_bytes:
-        raise FileError(f"{path}: the header announces {count} Gaussians, more than the file can hold; it is damaged")
+        raise FileError(f"{path}: the header announces {count:,} Gaussians, more than the file can hold; it is damaged")
     check_model_memory(path, count, degree)
     sections = []
     for size in sizes:
         section = _read_up_to(file, size)
         if len(section) < size:
             raise FileError(
-                f"{path}: expected {count} Gaussians, but the file ends within the sections; it is cut short"
+                f"{path}: expected {count:,} Gaussians, but the file ends within the sections; it is cut short"
             )
         sections.append(section)
     rest = _read_up_to(file, EXTENSIONS_MAX + 1)  # reaching the end makes gzip verify its checksum
     if len(rest) > EXTENSIONS_MAX:
-        raise FileError(f"{path}: expected {count} Gaussians, but more data follows them; the file is damaged")
+        raise FileError(f"{path}: expected {count:,} Gaussians, but more data follows them; the file is damaged")
     axes = parse_extensions(path, rest, warn) if flags & EXTENSIONS else RUB
     if rest and not flags & EXTENSIONS:
-        warn(f"{path}: ignored {len(rest)} bytes after the Gaussians")
+        warn(f"{path}: ignored {len(rest):,} bytes after the Gaussians")
     return _decode(sections, version, count, degree, fraction, flags, axes)
 
 
@@ -145,7 +145,7 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
     table = [STREAM.unpack_from(content, table_start + i * STREAM.size) for i in range(n_streams)]
     table = [(packed, size) for packed, size in table if size]
     if [size for _, size in table] != [sizes[i] for i in present]:
-        raise FileError(f"{path}: the sizes of the streams do not match {count} Gaussians; the file is damaged")
+        raise FileError(f"{path}: the sizes of the streams do not match {count:,} Gaussians; the file is damaged")
     check_model_memory(path, count, degree)
     sections = [b""] * len(sizes)
     for i, (packed, size) in zip(present, table):

@@ -71,7 +71,7 @@ def parse_extensions(path: str, records: bytes, warn: Warn) -> Axes:
         code, size = RECORD.unpack_from(records, start)
         start += RECORD.size
         if size > len(records) - start or (code == COORDINATE_SYSTEM and size != VALUE.size):
-            raise FileError(f"{path}: extension {code:#x} has an invalid size of {size} bytes; the file is damaged")
+            raise FileError(f"{path}: extension {code:#x} has an invalid size of {size:,} bytes; the file is damaged")
         if code == COORDINATE_SYSTEM:
             systems += VALUE.unpack_from(records, start)
         else:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,8 @@ from ...ops.depth_maps import depth_to_normals, depth_to_points
 from ..cameras import Camera
 from ..culling import CulledModel
 from ..gaussians import Gaussians
+from ..option_types import DepthKind
 from ..rendered_views import render_views
-
-DepthKind = Literal["expected", "median"]
 
 ALPHA_MIN, ALPHA_EMPTY = 0.5, 0.1
 """Alpha from which a pixel shows a surface, and up to which it shows empty space."""

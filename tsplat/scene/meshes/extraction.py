@@ -11,25 +11,22 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import normalize
 
-from ...arguments import check_choice, check_size
 from ...config import Backend
 from ...errors import ArgumentError
 from ...precision import fp64, in_full_precision
+from ...scalars import check_choice, check_size
 from ...support.extras import require
 from ...support.progress import Show
 from ..cameras import Camera, choose_evenly, resize_camera
-from ..cropping import Box
 from ..extents import camera_positions, common_point, with_near_planes
 from ..gaussians import Gaussians, drop_invalid
-from .depth_frames import ALPHA_MIN, DepthKind, DepthRenderer, as_pinhole, surface_points
+from ..option_types import TRUNCATION, Box, DepthKind
+from .depth_frames import ALPHA_MIN, DepthRenderer, as_pinhole, surface_points
 from .mesh import Mesh, decimate_mesh, keep_components
 from .volume import Grid, Volume, make_grid
 
 RESOLUTION = 256
 """Voxels along the longest side of the bounds."""
-
-TRUNCATION = 4.0
-"""Truncation in voxels."""
 
 PREVIEWS, PREVIEW_SIZE = 40, 64
 """Number of views, and longest side of their images, by which bounds are found."""
@@ -185,7 +182,7 @@ def _nothing_opaque() -> ArgumentError:
 def _describe(grid: Grid, n: int) -> str:
     sizes = " × ".join(f"{grid.voxel * count:.4g}" for count in grid.shape)
     return (
-        f"fusing {n} views into {'×'.join(map(str, grid.shape))} voxels of {grid.voxel:.4g}, {sizes} in all: about "
+        f"fusing {n:,} views into {'×'.join(map(str, grid.shape))} voxels of {grid.voxel:.4g}, {sizes} in all: about "
         f"{grid.n_bytes / 1e9:.2g} GB of memory besides the model"
     )
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ...arguments import check_size
+from ...scalars import check_size
 from ...support.extras import require
 
 COMPONENT_SHARE_MIN = 0.01

@@ -17,7 +17,8 @@ from ..formats.interchange.gltf import SIGNS
 from ..formats.interchange.gltf_writer import buffer_document, write_glb
 from ..formats.interchange.linear import linear_colors
 from ..formats.ply_file import ply_header
-from ..georeference import Georeference, ModelFrame, check_frame, written_georeference
+from ..georeference import Georeference, check_frame, written_georeference
+from ..option_types import MeshEnding, ModelFrame
 from ..rotation import similarity
 from .mesh import Mesh
 
@@ -153,4 +154,8 @@ def _bytes(mesh: Mesh) -> NDArray[np.uint8]:
     return colors
 
 
-WRITERS: dict[str, Callable[[BinaryIO, Mesh], None]] = {".ply": _write_ply, ".obj": _write_obj, ".glb": _write_glb}
+WRITERS: dict[MeshEnding, Callable[[BinaryIO, Mesh], None]] = {
+    ".ply": _write_ply,
+    ".obj": _write_obj,
+    ".glb": _write_glb,
+}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...arguments import to_float
+from ...scalars import to_float
 from ...support import progress
 
 MISSING = "\N{EN DASH}"

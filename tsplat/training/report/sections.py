@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...arguments import to_float
+from ...scalars import to_float
 from ...scene.gaussians import Gaussians
 from ..configuration import Config, RunConfig, to_json
 from ..history import History

@@ -60,7 +60,7 @@ def initial_gaussians(
     cap = None if config.strategy is None else config.strategy.cap_max
     n_max = min(config.max_gaussians, cap or config.max_gaussians) - config.sky
     if len(points) > n_max:
-        print(f"starting with {n_max} of {len(points)} points, as more than {n_max} Gaussians are not allowed")
+        print(f"starting with {n_max:,} of {len(points):,} points, as more than {n_max:,} Gaussians are not allowed")
         generator = torch.Generator().manual_seed(config.seed)
         chosen = torch.randperm(len(points), generator=generator, device="cpu")[:n_max].sort().values.to(points.device)
         points, colors = points[chosen], colors[chosen]
@@ -185,7 +185,7 @@ def _select_block(model: Gaussians, local: Gaussians, views: Sequence[View], pla
     inside = plan.contains(block, model.means, expanded=True)
     for view in views:
         inside |= project_points(view.camera, local.means.to(view.camera.viewmat))[-1].to(inside.device)
-    _print_note(f"block {block} of {len(plan.blocks)}: {int(inside.sum())} of {len(model)} Gaussians to start from")
+    _print_note(f"block {block} of {len(plan.blocks)}: {int(inside.sum()):,} of {len(model):,} Gaussians to start from")
     return model.select(inside)
 
 

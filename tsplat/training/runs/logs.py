@@ -75,7 +75,8 @@ class ProgressDisplay(Observer):
             self._psnr = psnr if self._psnr is None else SMOOTHING * self._psnr + (1 - SMOOTHING) * psnr
             self._show(
                 progress.step,
-                f"loss {float(progress.loss):.4f}  PSNR {self._psnr:.2f} dB  {progress.n_gaussians} Gaussians{waiting}",
+                f"loss {float(progress.loss):.4f}  PSNR {self._psnr:.2f} dB  {progress.n_gaussians:,} Gaussians"
+                f"{waiting}",
                 progress.gaussians.means.device,
             )
 

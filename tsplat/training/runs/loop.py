@@ -121,7 +121,7 @@ class RunLoop:
             self.save("checkpoints")
         self.seconds = seconds_before + self._clock() - start
         if trainer.step < steps:
-            print(f"stopped after {trainer.step} of {steps} steps", flush=True)
+            print(f"stopped after {trainer.step} of {steps:,} steps", flush=True)
         self.raise_if_stopped()
 
     def _after_step(self, progress: Progress) -> None:
@@ -260,12 +260,12 @@ def print_setup(trainer: Trainer, capture: Capture) -> None:
     size = next(iter(sizes)) if len(sizes) == 1 else f"about {next(iter(sizes))}"
     print(
         f"{len(capture.train)} training views of {size}, {len(capture.test)} held-out views; "
-        f"{trainer.n_gaussians} Gaussians, {config.steps} steps",
+        f"{trainer.n_gaussians:,} Gaussians, {config.steps:,} steps",
         flush=True,
     )
     if config.views_per_step > 1:
         factor = math.sqrt(config.views_per_step)
-        print(f"{config.views_per_step} views per step; learning rates are multiplied by {factor:.3g}")
+        print(f"{config.views_per_step:,} views per step; learning rates are multiplied by {factor:.3g}")
     if ranks.world_size > 1:
         how = "sharded" if config.parallel == "shard" else "replicated"
         fewest, remainder = divmod(config.views_per_step, ranks.world_size)

@@ -241,8 +241,8 @@ def _check_depths(folder: str, kind: PriorKind, samples: Sequence[Sample]) -> No
         "unknown"
     )
     raise FileError(
-        f"{folder}: expected maps of {expected}; the maps of {n_opposite} of {len(samples)} views are {opposite} where "
-        f"sparse points are near; {other}"
+        f"{folder}: expected maps of {expected}; the maps of {n_opposite} of {len(samples):,} views are {opposite} "
+        f"where sparse points are near; {other}"
     )
 
 
@@ -276,7 +276,7 @@ def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -
         )
     unit = float(units.log().median().exp())
     found = f"one unit of the maps is {unit / per_file:.4g} units of the scene's files, by the sparse points of "
-    found += f"{len(units)} views"
+    found += f"{len(units):,} views"
     if given:
         notes = []
         if abs(math.log(unit / given)) > math.log1p(MISFIT_MAX):
@@ -316,7 +316,7 @@ def _note_misfits(folder: str, config: RunConfig, samples: Sequence[Sample]) -> 
     if _are_most(n_other, n):
         better, use = ("distances along rays", "ray") if config.depth_along == "z" else ("depths along the axis", "z")
         notes.append(
-            f"{folder}: maps of {n_other} of {n} views fit sparse points better as {better}; use depth_along {use} "
+            f"{folder}: maps of {n_other} of {n:,} views fit sparse points better as {better}; use depth_along {use} "
             f"(--depth-along {use})"
         )
     typical = math.expm1(sorted(errors)[len(errors) // 2])
@@ -376,7 +376,7 @@ def note_fits(scales: Mapping[str, Tensor]) -> list[str]:
     if not _are_most(n_opposite, len(scales)):
         return []
     return [
-        f"depth_prior: the maps of {n_opposite} of {len(scales)} views are small where the model is near; expected "
+        f"depth_prior: the maps of {n_opposite} of {len(scales):,} views are small where the model is near; expected "
         "inverse depth, large where the scene is near; for maps of depth, use depth_kind metric (--depth-kind metric)"
     ]
 
@@ -387,7 +387,7 @@ def _check_normals(folder: str, views: Sequence[View]) -> None:
     if _are_most(n_away, len(views)):
         raise FileError(
             f"{folder}: expected normals that point towards the camera, in its frame (x right, y down, z forward); in "
-            f"{n_away} of {len(views)} views, most normals point away; negate y and z of maps in the frame of OpenGL"
+            f"{n_away} of {len(views):,} views, most normals point away; negate y and z of maps in the frame of OpenGL"
         )
 
 

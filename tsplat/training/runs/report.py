@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...arguments import check_size, to_float
 from ...errors import ArgumentError, BackendError, FileError, UnsupportedError
+from ...scalars import check_size, to_float
 from ...scene.cameras import Camera
 from ...scene.capture.views import View
 from ...scene.formats.checkpoints import MANIFEST, CheckpointError, run_folder, skipped_messages
@@ -97,7 +97,7 @@ def report_run(
     size = write_page(path, page)
     for note in page.notes:
         print(f"note: {note}")
-    print(f"wrote {path}: {size / 1e6:.2f} MB, {len(page.shown)} views")
+    print(f"wrote {path}: {size / 1e6:.2f} MB, {len(page.shown):,} views")
     return path
 
 

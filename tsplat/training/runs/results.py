@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...arguments import to_float
 from ...runtime.backend import choose
 from ...runtime.memory import used_memory
+from ...scalars import to_float
 from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture, View
 from ...scene.formats.ply import write_ply

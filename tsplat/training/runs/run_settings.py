@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ...arguments import check_size
 from ...errors import ArgumentError
 from ...runtime.process_group import RankGroup
+from ...scalars import check_size
 from ...scene.capture.views import Capture
 from ...scene.gaussians import Gaussians
 from ...viewing.run_files import CONFIG
@@ -45,7 +45,7 @@ def extend(config: RunConfig, steps: int) -> RunConfig:
     """
     if check_size("steps", steps) <= config.steps:
         raise ArgumentError(
-            f"steps: expected more than the {config.steps} steps of the run, to extend it, found {steps}; to stop "
+            f"steps: expected more than the {config.steps:,} steps of the run, to extend it, found {steps}; to stop "
             "earlier: stop_after"
         )
     strategy = config.strategy
@@ -128,7 +128,7 @@ def plan(
         n_final = _final_count(configure(steps), n_initial)
         step_time = base + slope * (n_initial + MEAN_GROWTH * (n_final - n_initial))
         steps = min(ranks.all_gather_object(max(1, int(60 * minutes / step_time))))
-    print(f"{steps} steps of about {1000 * step_time:.0f} ms fit into {minutes:g} minutes", flush=True)
+    print(f"{steps:,} steps of about {1000 * step_time:.0f} ms fit into {minutes:g} minutes", flush=True)
     return configure(steps)
 
 

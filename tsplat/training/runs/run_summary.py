@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from ...arguments import to_float
 from ...errors import ArgumentError, FileError
+from ...scalars import to_float
 from ...scene.formats.checkpoints import MANIFEST, read_newest_valid, read_raw_checkpoint, skipped_messages
 from ...scene.gaussians import Gaussians
 from ...support.locks import LOCK, is_locked
@@ -66,7 +66,7 @@ class RunSummary:
         return [
             f"run          {self.folder}: {self.state}",
             *([] if self.resume is None else [f"resume       {self.resume}"]),
-            f"checkpoint   {self.checkpoint}: {self.step} of {self.steps} steps in {duration(self.seconds)}",
+            f"checkpoint   {self.checkpoint}: {self.step:,} of {self.steps:,} steps in {duration(self.seconds)}",
             f"preset       {self.preset}",
             f"scene        {self.scene or 'none'}{'' if self.scene_exists else ' (not found)'}",
             f"held-out     {scores}",

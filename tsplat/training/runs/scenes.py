@@ -335,7 +335,7 @@ def _change(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
         return "has a mask" if len(new) > len(old) else "has no mask"
     what = "has changed" if old[:1] != new[:1] else "has another mask"
     before, after = next((a["bytes"], b["bytes"]) for a, b in zip(old, new, strict=True) if a != b)
-    return f"{what} ({before} bytes, now {after})" if before != after else f"{what} (its hash differs)"
+    return f"{what} ({before:,} bytes, now {after:,})" if before != after else f"{what} (its hash differs)"
 
 
 def _describe(path: Path) -> dict[str, Any]:

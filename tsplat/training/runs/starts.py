@@ -171,7 +171,9 @@ class SavedRun(Start):
 
     def begin(self, trainer: Trainer, config: RunConfig) -> RunConfig:
         trainer.restore(self.checkpoint.local_tensors(), self.figures["trainer"], is_shard=True)
-        print(f"resumed from {self.path.name}: step {trainer.step} of {config.steps}, {trainer.n_gaussians} Gaussians")
+        print(
+            f"resumed from {self.path.name}: step {trainer.step} of {config.steps}, {trainer.n_gaussians:,} Gaussians"
+        )
         return config
 
     def is_extended(self, config: RunConfig) -> bool:

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ...arguments import check_size
 from ...errors import ArgumentError
+from ...scalars import check_size
 from ...scene.capture.views import Capture
 from ...scene.gaussians import Gaussians
 from ...scene.georeference import WORLD
@@ -302,7 +302,7 @@ def evaluate_run(
         if ranks.is_main:
             write_json(folder / METRICS, metrics)
         _print_scores(scores, exposed)
-        print(f"step {newest.step}, {n_gaussians} Gaussians; written to {folder}")
+        print(f"step {newest.step}, {n_gaussians:,} Gaussians; written to {folder}")
     return metrics
 
 

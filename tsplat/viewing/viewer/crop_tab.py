@@ -10,8 +10,9 @@ import numpy as np
 
 from ...config import MAGNITUDE_MAX
 from ...errors import ArgumentError
-from ...scene.cropping import Box, crop_option, raise_if_empty
+from ...scene.cropping import crop_option, raise_if_empty
 from ...scene.formats.models import write_model
+from ...scene.option_types import Box
 from ..scene_pages import is_page, write_page
 from ..start_views import StartView
 from .callbacks import ON_SERVER, SECONDARY, UNITS, Page, name_in

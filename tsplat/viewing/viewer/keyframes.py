@@ -116,7 +116,7 @@ class Keyframes:
         cameras = self.path(options)
         if path.suffix == ".json":
             write_cameras(path, cameras)
-            return f"{len(cameras)} cameras"
+            return f"{len(cameras):,} cameras"
         check_video_path(path)
         pixels = len(cameras) * cameras[0].width * cameras[0].height
         if path.suffix == ".gif" and pixels > GIF_PIXELS_MAX:
@@ -126,7 +126,7 @@ class Keyframes:
             )
         images = (render(i, len(cameras), camera) for i, camera in enumerate(cameras))
         write_frames(path, (torch.from_numpy(image).float() / 255 for image in images), options.fps)
-        return f"{len(cameras)} frames"
+        return f"{len(cameras):,} frames"
 
 
 def write_cameras(path: Path, cameras: Sequence[Camera], seconds: Sequence[float] = ()) -> None:

@@ -15,8 +15,8 @@ import torch
 from ...config import Backend
 from ...errors import ArgumentError
 from ...scene.cameras import Camera
-from ...scene.cropping import Box
 from ...scene.gaussians import Gaussians
+from ...scene.option_types import Box
 from .renderer import Frame, Renderer, Settings
 from .training_state import Curve, Points, TrainingState
 

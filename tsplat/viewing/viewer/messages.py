@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any, TypedDict
 
-from ...arguments import to_float
 from ...config import MAGNITUDE_MAX
+from ...scalars import to_float
 from .folder import TRANSFER_MAX
 from .renderer import SIDE_MAX
 

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...arguments import check_choice, check_size
 from ...config import SH_DEGREE_MAX, Backend, CameraModel, RenderMode
 from ...errors import ArgumentError
 from ...rendering import render_views
+from ...scalars import check_choice, check_size
 from ...scene.cameras import Camera, panorama_intrinsics
-from ...scene.capture.views import Color
-from ...scene.cropping import Box, crop_gaussians
+from ...scene.cropping import crop_gaussians
 from ...scene.culling import CulledModel
 from ...scene.gaussians import Gaussians
 from ...scene.images import to_bytes
+from ...scene.option_types import Box, Color
 from ..appearances import as_centers, as_ellipsoids, as_normals
 from ..colormaps import apply_colormap, color_depths_over_checks, depth_limits
 

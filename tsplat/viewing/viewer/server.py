@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from ...arguments import check_choice
 from ...errors import ArgumentError
+from ...scalars import check_choice
 from ...support.extras import require
 from ..view_options import ADDRESS, PORT, DrawnBy
 from .folder import Folder

@@ -15,11 +15,11 @@ from ...config import Backend
 from ...errors import ArgumentError
 from ...scene.cameras import Camera, intrinsics, look_at
 from ...scene.capture.captures import is_capture, read_capture
-from ...scene.capture.views import Color, View
-from ...scene.cropping import Corner
+from ...scene.capture.views import View
 from ...scene.extents import near_plane
 from ...scene.formats.checkpoints import is_run, open_model
 from ...scene.gaussians import Gaussians, drop_invalid
+from ...scene.option_types import Color, Corner
 from ..run_cameras import FOV, find_background, find_cameras
 from ..start_views import SIZE, StartView, check_up, first_view
 from ..trajectories import cameras_of_views

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError
-from ....arguments import check_ids, check_size, check_tensor, compute_dtype, to_int
+from ....arguments import check_ids, check_tensor, compute_dtype
 from ....config import DEFAULT_NUMERICS
 from ....runtime.compilation import with_plain_tensors
 from ....runtime.memory import check_images
+from ....scalars import check_size, to_int
 from ...contributions import Contributions
 from ._tile_lists import check_splats, dense_contributions
 

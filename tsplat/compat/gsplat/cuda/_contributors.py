@@ -9,9 +9,10 @@ import math
 import torch
 from torch import Tensor
 
-from ....arguments import INTEGERS, check_numerics, check_size, check_tensor
+from ....arguments import INTEGERS, check_numerics, check_tensor
 from ....config import NumericsName
 from ....runtime.compilation import with_plain_tensors
+from ....scalars import check_size
 from ...contributions import Contributions
 from ._sparse_pixels import SparseLayout
 from ._tile_lists import Projected, check_splats, contributions, dense_contributions

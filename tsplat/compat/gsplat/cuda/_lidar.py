@@ -15,9 +15,10 @@ from torch import Tensor
 from .... import ArgumentError, UnsupportedError
 from .... import RowOffsetStructuredSpinningLidarModelParameters as RowOffsetStructuredSpinningLidarModelParameters
 from .... import SpinningDirection as SpinningDirection
-from ....arguments import INTEGERS, check_devices, check_ids, check_numerics, check_size, check_tensor, compute_dtype
+from ....arguments import INTEGERS, check_devices, check_ids, check_numerics, check_tensor, compute_dtype
 from ....config import NumericsName
 from ....runtime.compilation import with_plain_tensors
+from ....scalars import check_size
 from ....stages.intersection import tile_bits
 from ....stages.lidars import FULL_CIRCLE, SCALE
 from ....support.extras import require

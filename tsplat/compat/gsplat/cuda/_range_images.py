@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError, fully_fused_projection_with_ut
-from ....arguments import INTEGERS, check_devices, check_size, check_tensor, check_tile_size
+from ....arguments import INTEGERS, check_devices, check_tensor, check_tile_size
 from ....config import CameraSettings
 from ....data import Cameras, Rays
 from ....functional.compositing import RayInputs, ray_inputs
+from ....scalars import check_size
 from ....stages.eval3d import check_rays
 from ....stages.lens_models import check_parameters, name_of
 from ....stages.lidars import MARGIN, SCALE, LidarLayout, check_lidar

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError, ShapeError, isect_offset_encode, isect_tiles, rasterize_to_pixels
-from ....arguments import BOOLS, INTEGERS, check_size, check_tensor, check_tile_lists, check_tile_size, plain
+from ....arguments import BOOLS, INTEGERS, check_tensor, check_tile_lists, check_tile_size, plain
 from ....config import Backend, NumericsName
 from ....functional.tile_lists import TileLists
 from ....runtime.compilation import with_plain_tensors
 from ....runtime.memory import check_tiles
+from ....scalars import check_size
 from ._tile_lists import check_splats
 
 WORD = 64

@@ -6,8 +6,8 @@ from torch import Tensor
 from .... import ArgumentError, fully_fused_projection, isect_offset_encode, isect_tiles
 from .... import quat_scale_to_covar_preci as _quat_scale_to_covar_preci
 from .... import spherical_harmonics as _spherical_harmonics
-from ....arguments import check_size
 from ....config import SH_DEGREE_MAX, CameraModel
+from ....scalars import check_size
 from ..utils import normalized_quat_to_rotmat
 from ._cameras import fisheye_proj as _fisheye_proj
 from ._cameras import ortho_proj as _ortho_proj

@@ -129,7 +129,7 @@ def _read_prim(name: str, folder: Path, prim: dict[str, Any], warn: Warn) -> Gau
             cut: NDArray[np.float32] = array[: count * per_gaussian]
             return cut
         if array is not None:
-            warn(f"{name}: ignored {attribute}: {len(array)} values for {count} Gaussians")
+            warn(f"{name}: ignored {attribute}: {len(array)} values for {count:,} Gaussians")
         return np.tile(np.array(default, np.float32), (count, 1))
 
     degree = prim["degree"]

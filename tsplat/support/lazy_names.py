@@ -1,0 +1,36 @@
+"""Packages whose names are imported at first use, so that the command line prints help without importing PyTorch."""
+
+import ast
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns ``__all__``, ``__getattr__`` and ``__dir__`` of a package that has a stub ``__init__.pyi``.
+
+    The stub, which type checkers read, imports the names and lists them in ``__all__``. A name is imported from
+    there when it is first used.
+
+    Args:
+        package: Name of the package, ``__name__`` in its ``__init__.py``.
+    """
+    tree = ast.parse(pkgutil.get_data(package, "__init__.pyi") or b"")
+    sources = {
+        alias.name: "." * node.level + (node.module or "")
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    (names,) = (ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+
+    def load(name: str) -> Any:
+        if name not in sources:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(sources[name], package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return names, load, lambda: sorted({*vars(sys.modules[package]), *names})
