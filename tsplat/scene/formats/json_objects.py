@@ -1,4 +1,4 @@
-"""Objects in JSON files of models, whose values are checked when they are read."""
+"""Reads JSON objects in model files, checking the type of each value."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from ...errors import FileError
 from ...scalars import describe, to_float
 
 LOG_MAX = math.log(np.finfo(np.float32).max)
-"""Maximum magnitude of the bounds of positions, which are logarithms."""
+"""Maximum magnitude of position bounds, which are logarithms."""
 
 
 def _refuse_constant(name: str) -> None:
@@ -22,13 +22,13 @@ def _refuse_constant(name: str) -> None:
 
 
 class JsonObject:
-    """An object in JSON; every access checks the type of the value.
+    """A JSON object; every access checks the type of the value.
 
     Args:
         path: Path of the model, for messages.
-        file: Name of the JSON, for messages.
-        values: The object. Another type is taken for an empty object.
-        name: Name of the object, for messages; empty for the outermost one.
+        file: Name of the JSON file, for messages.
+        values: The object. Values of another type are treated as an empty object.
+        name: Name of the object, for messages; empty for the root.
     """
 
     def __init__(self, path: str, file: str, values: Any, name: str = "") -> None:
@@ -56,7 +56,7 @@ class JsonObject:
         return JsonObject(self.path, self.file, self.values.get(name), self._full_name(name))
 
     def parts(self, name: str) -> "list[JsonObject]":
-        """Returns a list of objects; an empty one if there is none."""
+        """Returns a list of objects; an empty list if the value is missing."""
         objects = self.values.get(name, [])
         if not isinstance(objects, list):
             raise self.fail(name, "a list")
@@ -70,14 +70,14 @@ class JsonObject:
         return value
 
     def names(self, name: str, default: list[str] | None = None) -> list[str]:
-        """Returns a list of strings; `default`, if there is one, for a value that is missing."""
+        """Returns a list of strings; `default`, if given, for a missing value."""
         value = self.values.get(name, default)
         if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
             raise self.fail(name, "a list of names")
         return value
 
     def count(self, name: str, default: int | None = None) -> int:
-        """Returns a nonnegative integer; `default`, if there is one, for a value that is missing."""
+        """Returns a nonnegative integer; `default`, if given, for a missing value."""
         value = self.values.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self.fail(name, "a nonnegative integer")
@@ -90,7 +90,7 @@ class JsonObject:
         return value
 
     def floats(self, name: str, size: int | None = None) -> NDArray[np.float64]:
-        """Returns a list of numbers, of any length if no size is given."""
+        """Returns a list of `size` numbers, or of any length if `size` is None."""
         value = self.values.get(name)
         numeric = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
         if not isinstance(value, list) or not numeric or size not in (None, len(value)):
@@ -118,7 +118,8 @@ class JsonObject:
 
 
 def finite_number(values: Mapping[str, Any], key: str, where: object, default: float | None = None) -> float:
-    """Returns a finite number of an object. Raises FileError for another value, or a missing one without `default`."""
+    """Returns a finite number from an object. Raises FileError for other values, and for missing ones without a
+    default."""
     value = values.get(key, default)
     number = to_float(value)
     if number is None:
@@ -127,7 +128,7 @@ def finite_number(values: Mapping[str, Any], key: str, where: object, default: f
 
 
 def finite_numbers(values: object, count: int, where: str, text: str | None = None) -> list[float]:
-    """Returns a list of `count` finite numbers. Raises FileError for other values; its message has their `text`."""
+    """Returns a list of `count` finite numbers. Raises a FileError that quotes `text` or the values for others."""
     numbers = [to_float(value) for value in values[: count + 1]] if isinstance(values, list) else []
     finite = [number for number in numbers if number is not None]
     if len(numbers) != count or len(finite) != count:
@@ -136,7 +137,7 @@ def finite_numbers(values: object, count: int, where: str, text: str | None = No
 
 
 def is_file_name(name: str) -> bool:
-    """Returns whether a name is that of a file without its folder, on any system."""
+    """Returns whether a name is a plain file name without folders on every operating system."""
     with contextlib.suppress(UnicodeEncodeError):
         os.fsencode(name)
         return name not in ("", ".", "..") and name == os.path.basename(name) and not set(name) & {"\\", "\0"}

@@ -1,11 +1,11 @@
-"""``.ksplat`` files of GaussianSplats3D (mkkellogg/GaussianSplats3D), version 0.1, compression levels 0 to 2.
+"""Reads ``.ksplat`` files of GaussianSplats3D (mkkellogg/GaussianSplats3D), version 0.1, compression levels 0 to 2.
 
-A header of 4,096 bytes, headers of sections of 1,024 bytes each, and the sections: the lengths of partially filled
-buckets, the centers of buckets, and one record per Gaussian. A record has the position, scales after exp, the rotation
-wxyz, RGBA as bytes (opacity after the sigmoid) and the SH coefficients of degree 1 and 2, each degree channel by
-channel. At level 0 all are float32. Above it, positions are 16-bit offsets from the center of their bucket, scales and
-rotations have half precision; SH coefficients have half precision at level 1, and are bytes between two bounds of the
-header at level 2.
+A file has a header of 4,096 bytes, section headers of 1,024 bytes each, and the sections. A section has the lengths of
+partially filled buckets, the centers of buckets, and one record per Gaussian. A record has the position, scales after
+exp, the rotation wxyz, RGBA as bytes (opacity after the sigmoid) and the SH coefficients of degrees 1 and 2, each
+degree channel by channel. At level 0, all values are float32. At levels 1 and 2, positions are 16-bit offsets from the
+center of their bucket, and scales and rotations have half precision. SH coefficients have half precision at level 1,
+and are bytes between two bounds of the header at level 2.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ from .foreign import Warn
 from .model_memory import check_model_memory
 
 HEADER = struct.Struct("<BB2xIIIIH2x3fff")
-"""Version, major and minor; sections, at most and in use; Gaussians, at most and in use; compression level; center of
-the scene; bounds of the SH coefficients at level 2, 0 for -1.5 and 1.5."""
+"""Major and minor version; maximum and used number of sections; maximum and used number of Gaussians; compression
+level; center of the scene; bounds of the SH coefficients at level 2, where 0 means -1.5 and 1.5."""
 
 SECTION = struct.Struct("<IIIIfH2xIIIIH")
-"""Gaussians, in use and at most; size and number of buckets; edge of a bucket; bytes of a bucket; range of offsets;
-bytes of the section; buckets that are full and partially filled; SH degree."""
+"""Used and maximum number of Gaussians; size and number of buckets; edge length of a bucket; bytes per bucket; range of
+offsets; bytes of the section; number of full and of partially filled buckets; SH degree."""
 
 HEADER_BYTES, SECTION_BYTES, BUCKET_BYTES = 4096, 1024, 12
 LEVELS = (("<f4", "<f4", "<f4"), ("<u2", "<f2", "<f2"), ("<u2", "<f2", "u1"))
-"""Compression level -> types of positions, of scales and rotations, and of SH coefficients."""
+"""By compression level: types of positions, of scales and rotations, and of SH coefficients."""
 
 RANGE, SH_BOUND = 32767, 1.5
 DEGREE_MAX = 2
@@ -43,7 +43,7 @@ DEGREE_MAX = 2
 
 @dataclasses.dataclass(frozen=True)
 class _Section:
-    """A section: its position in the file, and the fields of its header."""
+    """A section: its offset in the file, and the fields of its header."""
 
     start: int
     count: int
@@ -58,25 +58,25 @@ class _Section:
 
     @property
     def records_start(self) -> int:
-        """Position of the first record."""
+        """Offset of the first record."""
         return self.start + 4 * self.n_partial + BUCKET_BYTES * self.n_buckets
 
     @property
     def end(self) -> int:
-        """Position after the last record."""
+        """Offset after the last record."""
         return self.records_start + self.count * self.record.itemsize
 
 
 def read_ksplat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads a ``.ksplat`` file. The Gaussians have the highest SH degree of a section, 0 to 2.
+    """Reads a ``.ksplat`` file. The SH degree of the model is the highest degree of its sections, 0 to 2.
 
     Args:
-        path: The file.
-        warn: Called with a note of Gaussians with negative scales, which are invalid, and of data after the last
+        path: Path of the file.
+        warn: Called with notes about negative scales, which make Gaussians invalid, and about data after the last
             section.
 
     Raises:
-        FileError: The file is damaged or cut short, or most scales are negative, as logarithms are.
+        FileError: The file is damaged or truncated, or most scales are negative and so look like logarithms.
         UnsupportedError: The file has another version of the format, or a compression level or SH degree above 2.
         OSError: The file cannot be read.
     """
@@ -110,7 +110,7 @@ def read_ksplat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> 
 
 
 def _read_sections(path: str, file: BinaryIO, size: int, n_sections: int, level: int) -> list[_Section]:
-    """Reads the headers of sections. Raises FileError unless the file is large enough for all of them."""
+    """Reads the section headers. Raises FileError if the file is too small for the sections."""
     start = HEADER_BYTES + n_sections * SECTION_BYTES
     if start > size:
         raise FileError(f"{path}: its {n_sections:,} headers of sections exceed {size:,} bytes; it is damaged")
@@ -151,7 +151,7 @@ def _read_sections(path: str, file: BinaryIO, size: int, n_sections: int, level:
 def _read_section(
     path: str, file: BinaryIO, section: _Section, level: int, bounds: tuple[float, float]
 ) -> tuple[Floats, ...]:
-    """Returns means, scales, quats, RGBA in [0, 1] and SH coefficients [N, 8, 3] of the Gaussians of a section."""
+    """Returns means, scales, quats, RGBA in [0, 1] and SH coefficients [N, 8, 3] of a section's Gaussians."""
     file.seek(section.start)
     partial = np.fromfile(file, "<u4", section.n_partial)
     centers = np.fromfile(file, "<f4", 3 * section.n_buckets).reshape(-1, 3)

@@ -1,11 +1,12 @@
-"""LCC of XGRIDS, versions 3 to 5. Data Organization Format originated from XGRIDS (github.com/xgrids/LCCWhitepaper).
+"""Reads LCC of XGRIDS, versions 3 to 5. Data Organization Format originated from XGRIDS
+(github.com/xgrids/LCCWhitepaper).
 
-``NAME.lcc`` is JSON. ``index.bin`` has a record per cell of a grid: for each level of detail, the finest one first, the
-number of Gaussians and where they are in ``data.bin``. A Gaussian has 32 bytes there: its position, RGBA as bytes
-(opacity after the sigmoid), scales after exp as 16-bit fractions between bounds of the JSON, the rotation by the three
-smallest components of xyzw, 10 bits each, and an unused normal. ``shcoef.bin`` has 64 bytes per Gaussian: 15 SH
-coefficients as fractions of 11, 10 and 11 bits, and 4 bytes of padding. ``environment.bin`` has both for each Gaussian
-of the surroundings, with bounds of its own. x is right, y forward, z up.
+``NAME.lcc`` is JSON. ``index.bin`` has a record per grid cell: for each level of detail, finest first, the number of
+Gaussians and their offset in ``data.bin``. There, a Gaussian has 32 bytes: its position, RGBA as bytes (opacity after
+the sigmoid), scales after exp as 16-bit fractions between bounds in the JSON, the rotation as the three smallest
+components of xyzw with 10 bits each, and an unused normal. ``shcoef.bin`` has 64 bytes per Gaussian: 15 SH coefficients
+as fractions of 11, 10 and 11 bits, and 4 bytes of padding. ``environment.bin`` contains the data of both files for each
+Gaussian of the surroundings, with separate bounds. x is right, y forward, z up.
 """
 
 import itertools
@@ -45,10 +46,10 @@ RECORD = np.dtype(
 )
 WORDS, COEFFICIENTS = np.dtype([("sh", "<u4", 16)]), 15
 SH_BITS = ((0, 2047), (11, 1023), (21, 2047))
-"""First bit and largest value of red, green and blue in a word of SH coefficients."""
+"""First bit and maximum value of red, green and blue in a word of SH coefficients."""
 
 CELL_BYTES = 4
-"""Bytes of a record of ``index.bin`` in front of its levels."""
+"""Bytes of a record in ``index.bin`` before its levels."""
 
 LEVEL = np.dtype([("count", "<u4"), ("offset", "<u8"), ("size", "<u4")])
 
@@ -57,18 +58,18 @@ def read_lcc(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     """Reads the finest level of detail of an LCC dataset, and its surroundings, converted to the axes of PLY files.
 
     Args:
-        path: ``NAME.lcc``, which has the other files beside it.
-        warn: Called with a note of coarser levels, of surroundings, and of Gaussians with negative scales.
+        path: ``NAME.lcc``; the other files are beside it.
+        warn: Called with notes about coarser levels, surroundings, and Gaussians with negative scales.
 
     Raises:
-        FileError: A file is damaged, cut short, or inconsistent with the others.
-        UnsupportedError: Another version or encoding, or coordinates that the dataset shifts or scales.
+        FileError: A file is damaged, truncated, or inconsistent with the others.
+        UnsupportedError: The version or encoding is not supported, or the dataset shifts or scales coordinates.
         OSError: A file is missing or cannot be read.
     """
     path = Path(path)
     meta = read_meta(path)
     version, encoding = meta.text("version"), meta.values.get("encoding", ENCODING)
-    kind = meta.values.get("fileType")  # version 3 has none
+    kind = meta.values.get("fileType")  # missing in version 3
     if version.partition(".")[0] not in VERSIONS:
         raise UnsupportedError(f"{path}: expected LCC of version 3 to 5, found {version[:20]!a}")
     if encoding != ENCODING:
@@ -102,13 +103,13 @@ def read_lcc(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
 
 
 def find_index(path: Path) -> Path | None:
-    """Returns the JSON of LCC or LCC2: a path itself, or the only one in a folder; None if it is another model."""
+    """Returns the JSON file of LCC or LCC2: the path itself, or the only one in a folder; None for other models."""
     found = [entry for entry in path.iterdir() if entry.suffix.lower() in SUFFIXES] if path.is_dir() else [path]
     return found[0] if len(found) == 1 and found[0].suffix.lower() in SUFFIXES else None
 
 
 def read_meta(path: Path) -> JsonObject:
-    """Returns the JSON of LCC or LCC2. Raises UnsupportedError if it shifts or scales coordinates."""
+    """Reads the JSON of LCC or LCC2. Raises UnsupportedError if it shifts or scales coordinates."""
     meta = JsonObject.parse(str(path), read_file(path, META_MAX), path.name)
     for name, expected in (("shift", 0), ("scale", 1)):
         if name in meta.values and (found := meta.floats(name, 3).tolist()) != [expected] * 3:
@@ -117,7 +118,7 @@ def read_meta(path: Path) -> JsonObject:
 
 
 def read_offset(path: Path) -> Georeference | None:
-    """Returns the georeference of Gaussians of LCC or LCC2 by its offset; None without an offset."""
+    """Returns the georeference that the offset of LCC or LCC2 defines; None without an offset."""
     meta = read_meta(path)
     if "offset" not in meta.values or not (offset := meta.floats("offset", 3)).any():
         return None
@@ -126,15 +127,15 @@ def read_offset(path: Path) -> Georeference | None:
 
 
 def _beside(path: Path, name: str) -> Path:
-    """Returns a file of a dataset, whose name may begin with a capital."""
+    """Returns the path of a file of the dataset; its name may begin with a capital letter."""
     capital = path.with_name(name.capitalize())
     return capital if capital.is_file() else path.with_name(name)
 
 
 def _read_index(path: Path, meta: JsonObject, has_sh: bool) -> tuple[int, list[tuple[int, int]]]:
-    """Returns the number of levels, and of the finest one the Gaussians in each cell and their first byte.
+    """Returns the number of levels, and for the finest level the number of Gaussians and first byte of each cell.
 
-    Raises FileError unless ``data.bin`` and ``shcoef.bin`` have other bytes for each Gaussian of all levels.
+    Raises FileError unless all Gaussians of all levels have their own bytes in ``data.bin`` and ``shcoef.bin``.
     """
     n_levels = meta.count("totalLevel")
     index, record_bytes = _beside(path, "index.bin"), CELL_BYTES + LEVEL.itemsize * n_levels
@@ -169,7 +170,7 @@ def _read_index(path: Path, meta: JsonObject, has_sh: bool) -> tuple[int, list[t
 
 
 def _read_rows(path: Path, record: np.dtype[np.void], ranges: list[tuple[int, int]]) -> NDArray[np.void]:
-    """Reads the records of a file in ranges of a count and a first byte."""
+    """Reads the records of a file in ranges, each given by a count and a first byte."""
     parts = [np.zeros(0, record)]
     with open_file(path) as file:
         for count, start in ranges:
@@ -183,7 +184,7 @@ def _decode(
 ) -> tuple[Floats, ...]:
     """Returns means, scales, quats, RGBA in [0, 1] and SH coefficients [N, 0 or 15, 3].
 
-    `scale` and `shcoef` name attributes of the JSON with bounds; without those of surroundings the others hold.
+    `scale` and `shcoef` name the attributes of the JSON that contain bounds; see :func:`_bounds`.
     """
     low, high = _bounds(meta, scale)
     scales = interpolate(low, high, records["scales"] / np.float64(65535))
@@ -200,7 +201,7 @@ def _decode(
 
 
 def _bounds(meta: JsonObject, name: str) -> NDArray[np.float64]:
-    """Returns the bounds [2, 3] of an attribute. Those of surroundings that are missing are those of the others."""
+    """Returns the bounds [2, 3] of an attribute; if the bounds of surroundings are missing, those of the main model."""
     attributes = {str(one.values.get("name")): one for one in meta.parts("attributes")}
     found = attributes.get(name, attributes.get(name.removeprefix("env")))
     if found is None:

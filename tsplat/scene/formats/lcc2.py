@@ -1,7 +1,8 @@
-"""LCC2 of XGRIDS, version 0.0.3. Data Organization Format originated from XGRIDS (github.com/xgrids/LCC2Whitepaper).
+"""Reads LCC2 of XGRIDS, version 0.0.3. Data Organization Format originated from XGRIDS
+(github.com/xgrids/LCC2Whitepaper).
 
-``NAME.lcc2`` is JSON with a tree of levels of detail. A node has rows of a file in ``data/3dgs``, which is SOG, SPZ or
-PLY; those of its children show the same in more detail. The leaves are the finest level. z is up, as in LCC.
+``NAME.lcc2`` is JSON with a tree of levels of detail. A node refers to rows of a SOG, SPZ or PLY file in ``data/3dgs``;
+its children show the same region in more detail. The leaves are the finest level. z is up, as in LCC.
 """
 
 import os
@@ -30,12 +31,13 @@ def read_lcc2(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Ga
     """Reads the leaves of an LCC2 dataset, its finest level, and its surroundings, converted to the axes of PLY files.
 
     Args:
-        path: ``NAME.lcc2``, which has the other files in a folder beside it.
-        warn: Called with a note of coarser levels, of surroundings, and of what the readers of its files note.
+        path: ``NAME.lcc2``; the other files are in a folder beside it.
+        warn: Called with notes about coarser levels and surroundings, and with notes of the readers of its files.
 
     Raises:
         FileError: A file is damaged or inconsistent with the others.
-        UnsupportedError: Another version, another format of its files, or coordinates that it shifts or scales.
+        UnsupportedError: The version or the format of a file is not supported, or the dataset shifts or scales
+            coordinates.
         MissingExtraError: An optional dependency of its files is not installed.
         OSError: A file is missing or cannot be read.
     """
@@ -66,7 +68,7 @@ def read_lcc2(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Ga
 
 
 def _leaves(root: JsonObject) -> list[JsonObject]:
-    """Returns what the leaves say of their Gaussians."""
+    """Returns the entries ``data.3dgs`` of the leaves, which describe their Gaussians."""
     leaves, stack = [], [root]
     while stack:
         node = stack.pop()

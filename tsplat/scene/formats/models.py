@@ -1,4 +1,4 @@
-"""Reading and writing models in any supported format, detected by content first, then by file name."""
+"""Reads and writes models in any supported format, which is detected first by content, then by file name."""
 
 import contextlib
 import functools
@@ -43,17 +43,17 @@ from .streaming.streamed_sog_writer import write_streamed_sog
 from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
 
 POINT_CLOUD = "point_cloud.ply"
-"""Name of the model in the folders that training programs write, ours and Inria's."""
+"""Name of the model file in the output folders of tsplat's and Inria's trainers."""
 
 KNOWN = (
     "PLY, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .rad, .lcc, .lcc2, .glb, .gltf, .usda, .usdc, "
     ".usdz, gsplat's .pt or PNG images, nerfstudio's .ckpt, Inria's .pth"
 )
 PHOTOGRAPHS = (".jpg", ".jpeg", ".heic")
-"""Endings of the names of photographs; models have images in other formats."""
+"""Suffixes of photographs; models contain images in other formats."""
 
 POINT_CLOUDS = (".las", ".laz", ".e57", ".pcd", ".pts", ".xyz")
-"""Endings of the names of point clouds, which are not models."""
+"""Suffixes of point clouds, which are not models."""
 
 XGRIDS: dict[str, Callable[..., Gaussians]] = {".lcc": read_lcc, ".lcc2": read_lcc2}
 READ_ONLY = (*XGRIDS, ".rad", ".ksplat", ".pt", ".pth", ".ckpt", ".json")
@@ -71,13 +71,13 @@ WRITERS: dict[Format, Callable[..., list[str]]] = {
     "usdc": functools.partial(write_usd, suffix=".usdc"),
     "usdz": functools.partial(write_usd, suffix=".usdz"),
 }
-"""Format -> function, which returns what is lost."""
+"""Format -> function that writes it and returns the losses."""
 
 STREAMED: tuple[Format, ...] = ("ply", "spz", "spz4", "sog", "streamed-sog")
-"""Formats that are written from rows as well."""
+"""Formats that can be written from rows."""
 
 ABSOLUTE: tuple[Format, ...] = ("ply", "glb", "gltf", "usda", "usdc", "usdz")
-"""Formats that hold an origin in double precision. Their writers have an argument `origin`."""
+"""Formats that store an origin in double precision. Their writers have an argument `origin`."""
 
 POSITION_ERRORS: dict[Format, Callable[[Floats], float]] = {
     "spz": spz_writer.position_error,
@@ -85,10 +85,10 @@ POSITION_ERRORS: dict[Format, Callable[[Floats], float]] = {
     "sog": sog_writer.position_error,
     "streamed-sog": sog_writer.position_error,
 }
-"""Format -> function, which returns the largest error of means with bounds [2, 3]."""
+"""Format -> function that returns the largest error of means with bounds [2, 3]."""
 
 NOTED_ERROR = 1e-3
-"""Errors of georeferenced positions, in the unit of the scene's files, that are noted if they are larger."""
+"""Errors of georeferenced positions above this value, in the unit of the scene's files, are noted."""
 
 ENDINGS: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",
@@ -104,30 +104,30 @@ ENDINGS: dict[str, Format] = {
     f"/{META}": "sog",
     f"/{LOD_META}": "streamed-sog",
 }
-"""Ending of a path -> format; the first one that matches is used."""
+"""Ending of a path -> format; the first match is used."""
 
 DEFLATE = b"\x08"
-"""The third byte of every gzip file: its method of compression."""
+"""The third byte of every gzip file, the compression method."""
 
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads a model: PLY (plain or compressed), ``.splat``, ``.ksplat``, SPZ, SOG, RAD, LCC, glTF, OpenUSD, or what
-    gsplat, nerfstudio or Inria saved.
+    """Reads a model: PLY (plain or compressed), ``.splat``, ``.ksplat``, SPZ, SOG, RAD, LCC, glTF, OpenUSD, or a
+    checkpoint of gsplat, nerfstudio or Inria.
 
     Args:
         path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), ``lod-meta.json`` (Streamed SOG), one
-            ``.lcc`` or ``.lcc2``, or ``point_cloud.ply``, or with the checkpoints of gsplat's ranks or of nerfstudio's
-            splatfacto; or the output folder of gsplat's, nerfstudio's (also its ``config.yml``) or Inria's trainer,
-            whose last step is read. The finest level of detail is read.
+            ``.lcc`` or ``.lcc2``, ``point_cloud.ply``, or checkpoints of gsplat's ranks or nerfstudio's splatfacto; or
+            the output folder of a trainer of gsplat, nerfstudio (also its ``config.yml``) or Inria, whose last step is
+            read. The finest level of detail is read.
         force: See :func:`read_torch_checkpoint`. Ignored for other formats.
-        warn: Called with a note of one line that names what the file holds beyond 3D Gaussians and is ignored.
+        warn: Called with a one-line note that lists ignored data in the file.
 
     Returns:
         Gaussians in float32 on the CPU.
 
     Raises:
         FileError: The format is unknown, or the file is damaged.
-        UnsupportedError: The format or its version is known, but not implemented.
+        UnsupportedError: The format or its version is known but not implemented.
         MissingExtraError: An optional dependency of the format is not installed.
         OSError: The file cannot be read.
     """
@@ -169,7 +169,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         raise FileError(f"{path}: a {suffix} is a point cloud, not a model; {readable}{HOW_TO_TRAIN}")
     if suffix in CHECKPOINTS:
         return read_torch_checkpoint(path, force=force, warn=warn)
-    # Two bytes are too few to distinguish gzip from the first position of a .splat, which has no header.
+    # Two bytes do not distinguish gzip from the first position of a .splat file, which has no header.
     is_gzip = start[:3] == GZIP + DEFLATE or (start[:2] == GZIP and suffix != ".splat")
     if is_gzip and suffix != ".spz" and not _is_gzipped_spz(path):
         raise FileError(f"{path}: gzip file, but only SPZ models use gzip; decompress it first: gunzip")
@@ -177,7 +177,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         return read_ply(path, warn=warn)
     if suffix in XGRIDS:
         return XGRIDS[suffix](path, warn=warn)
-    # The first position of a .splat may begin with the byte of a brace.
+    # The first position of a .splat file may begin with the byte of a brace.
     is_json = start.lstrip()[:1] == b"{" and suffix not in (".json", ".splat")
     if start[:4] in (RAD_MAGIC, CHUNK_MAGIC) or suffix == ".rad":
         return read_rad(path, warn=warn)
@@ -199,14 +199,15 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
 
 
 def _is_gzipped_spz(path: Path) -> bool:
-    """Returns whether the content of a gzip file begins as that of an SPZ file."""
+    """Returns whether the decompressed content of a gzip file begins like an SPZ file."""
     with open_file(path) as file, contextlib.suppress(zlib.error):
         return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(file.read(1 << 16), 4) == MAGIC
     return False
 
 
 def _find_point_cloud(folder: Path) -> Path | None:
-    """Returns ``point_cloud.ply`` in a folder, or that of the last iteration of Inria's program."""
+    """Returns the ``point_cloud.ply`` in a folder, or that of the last iteration in an output folder of Inria's
+    trainer."""
     prefix = "iteration_"
     iterations = [
         path
@@ -228,25 +229,25 @@ def write_model(
     """Writes a model as PLY, compressed PLY (PlayCanvas), ``.splat``, SPZ, SOG, glTF or OpenUSD.
 
     Args:
-        path: File to write, in a folder that is created if it does not exist. SOG may also be a folder.
-        gaussians: Gaussians on any device; or rows of a model that is larger than memory, for the formats in
-            :data:`STREAMED`.
+        path: File to write; its folder is created if it does not exist. SOG may also be a folder.
+        gaussians: Gaussians on any device; or for the formats in :data:`STREAMED`, rows of a model that is larger than
+            memory.
         format: ``"ply"``, ``"compressed-ply"``, ``"splat"``, ``"spz"`` (version 3), ``"spz4"``, ``"sog"``,
             ``"streamed-sog"``, ``"glb"``, ``"gltf"``, ``"usda"``, ``"usdc"`` or ``"usdz"``. None chooses by the name:
             ``.ply``, ``.compressed.ply``, ``.splat``, ``.spz``, ``.sog``, ``meta.json`` for a folder of SOG,
             ``lod-meta.json`` for one of Streamed SOG, ``.glb`` and so on.
-        georeference: That of the Gaussians, which is written beside the model, to a file whose name ends in
+        georeference: Georeference of the Gaussians, written beside the model to a file whose name ends in
             ``.world.json``. If it is None, such a file of an older model is removed.
-        frame: ``"local"`` writes coordinates as they are. ``"files"`` writes those in the frame of the files of the
-            scene: with doubles in PLY, and an origin of doubles in glTF and OpenUSD; in other formats relative to the
-            origin of the georeference, in the axes and the unit of the files.
+        frame: ``"local"`` writes coordinates unchanged. ``"files"`` writes coordinates in the frame of the scene's
+            files: as doubles in PLY, and with an origin of doubles in glTF and OpenUSD; in other formats in the axes
+            and the unit of the files, relative to the origin of the georeference.
 
     Returns:
-        What the format cannot represent, as phrases such as "view dependence (SH degree 3)"; empty if nothing is lost.
-        Only a PLY can hold Gaussians whose quaternion is zero, which are never rendered; others are without them.
+        Losses of the format, as phrases such as "view dependence (SH degree 3)"; empty if nothing is lost. Gaussians
+        with a zero quaternion, which are never rendered, are stored only in PLY; other formats omit them.
 
     Raises:
-        UnsupportedError: The format can only be read, or it cannot represent the degree of the spherical harmonics.
+        UnsupportedError: The format can only be read, or it does not support the SH degree.
         FileError: The file name has none of these endings, or the folder is not writable.
         ArgumentError: The format is unknown; `frame` is ``"files"`` without a georeference; or the format cannot
             represent the values; see :func:`write_compressed_ply`, :func:`write_splat`, :func:`write_spz`,
@@ -304,14 +305,14 @@ def write_model(
 
 
 def _position_error(file_format: Format, model: Gaussians | Rows) -> float:
-    """Returns the largest error of the means of a model in a format."""
+    """Returns the largest error of the means that writing a model in a format causes."""
     if file_format == "compressed-ply" and isinstance(model, Gaussians):
         return compressed_ply.position_error(model.means.detach().float().cpu().numpy())
     return POSITION_ERRORS[file_format](valid_bounds(as_rows(model))) if file_format in POSITION_ERRORS else 0.0
 
 
 def _drop_unrotated(gaussians: Gaussians | Rows, folder: Path, files: contextlib.ExitStack) -> Gaussians | Rows:
-    """Returns the Gaussians whose quaternion is not zero. Temporary files are in `folder`, closed by `files`."""
+    """Returns the Gaussians with a nonzero quaternion. Temporary files are in `folder` and closed by `files`."""
     if isinstance(gaussians, Gaussians):
         has_rotation = gaussians.has_rotation
         return gaussians if bool(has_rotation.all()) else gaussians.select(has_rotation)
@@ -322,7 +323,7 @@ def _drop_unrotated(gaussians: Gaussians | Rows, folder: Path, files: contextlib
 
 
 def format_of(path: str | os.PathLike[str], format: Format | None) -> Format | None:
-    """Returns the format of a file to be written, by default that of its name; None if that has no known ending."""
+    """Returns the format of a file to write, by default from its name; None if the name has no known ending."""
     if format is not None and format not in WRITERS:
         raise ArgumentError(f"format: expected {', '.join(WRITERS)}, found {format!r}")
     name = f"/{Path(path).name.lower()}"

@@ -1,23 +1,23 @@
-"""PLY files in the layout of Inria's 3D Gaussian Splatting (Kerbl et al., 2023).
+"""Reads and writes PLY files in the layout of Inria's 3D Gaussian Splatting (Kerbl et al., 2023).
 
 One vertex per Gaussian: x y z, nx ny nz (unused), f_dc_0..2 (SH degree 0), f_rest_* (higher degrees, channel by
 channel), opacity (logit), scale_0..2 (logarithms), rot_0..3 (wxyz). All values are before activation.
 
 Models trained with ``rasterize_mode="antialiased"`` are marked with the header line ``comment SplatRenderMode: mip``,
-as Brush and splat-transform do. Postshot's ``comment postshot.anti_aliasing=1`` and ``comment antialiased 1`` are read
-as well.
+as in Brush and splat-transform. Postshot's ``comment postshot.anti_aliasing=1`` and ``comment antialiased 1`` are also
+recognized.
 
-A file of another program may have colors red, green and blue in place of f_dc, as nerfstudio's with
+Files of other programs may have the colors red, green and blue instead of f_dc, for example nerfstudio's with
 ``--ply-color-mode rgb``.
 
-2D Gaussians have no scale_2, as in the files of 2DGS, and the comment ``SplatRenderMode: 2dgs``; either marks them.
+2D Gaussians are marked by a missing scale_2, as in the files of 2DGS, or by the comment ``SplatRenderMode: 2dgs``;
+tsplat writes both.
 
-Files in a frame such as UTM have doubles x, y, z. Means are read relative to an origin, that of the comment ``tsplat
-origin X Y Z``, which tsplat writes, or else one near them.
+Files in a frame such as UTM store x, y, z as doubles. Means are read relative to an origin: that of the comment
+``tsplat origin X Y Z``, which tsplat writes, or otherwise one near the means.
 
 Mip-Splatting's property filter_3D is applied; see :mod:`~tsplat.scene.formats.filter_3d`. Properties of methods that 3D
-Gaussians cannot represent are refused, and others are ignored with a note; see
-:mod:`~tsplat.scene.formats.foreign`.
+Gaussians cannot represent raise an error, and others are ignored with a note; see :mod:`~tsplat.scene.formats.foreign`.
 """
 
 import contextlib
@@ -58,53 +58,53 @@ GROUPS = {
     "log_scales": ("scale_0", "scale_1", "scale_2"),
     "quats": ("rot_0", "rot_1", "rot_2", "rot_3"),
 }
-"""Parameter -> its PLY properties."""
+"""Parameter -> PLY properties."""
 
 RGB = ("red", "green", "blue")
-"""Colors that some programs write in place of coefficients of degree 0."""
+"""Colors that some programs write instead of coefficients of degree 0."""
 
 COLOR_MAX = {"u1": 255.0, "u2": 65535.0}
-"""Type of such a color -> its value for 1. Others are from 0 to 1."""
+"""Integer type of such a color -> value that represents 1. Floats range from 0 to 1."""
 
 HOW_TO_TRAIN = (
     "to train a model from it and from photographs with poses, run: tsplat train SCENE --points FILE --out RUN"
 )
-"""Advice to the reader of a point cloud."""
+"""Advice for users who pass a point cloud."""
 
 ANTIALIASED_COMMENT = "SplatRenderMode: mip"
 SURFELS = "2dgs"
-"""The word for 2D Gaussians in the same comment."""
+"""The value for 2D Gaussians in the comment SplatRenderMode."""
 
 ORIGIN = "tsplat origin"
 """Beginning of the comment with the origin to which means are relative in single precision."""
 
 SAMPLED = 1 << 16
-"""Number of positions by which the origin of a file of doubles is found."""
+"""Number of positions from which the origin of a file of doubles is computed."""
 
 FLAG_COMMENT = re.compile(r"(?:antialiased|postshot\.anti_aliasing)(?:\s*=\s*|\s+)([01])")
-"""Other comments that say whether a model was trained with antialiasing, in lower case."""
+"""Other comments, in lower case, that state whether a model was trained with antialiasing."""
 
 
 def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
     """Reads Gaussians from a PLY file in ASCII, little-endian or big-endian, or from PlayCanvas's compressed PLY.
 
     The properties may be in any order. Memory is allocated only after the sizes in the header have been checked against
-    the size of the file. Apart from the Gaussians, reading needs a few megabytes.
+    the size of the file. Reading takes a few megabytes besides the Gaussians.
 
-    Positions that are doubles and too far from zero for single precision are read relative to an origin, of which a
-    note says; :func:`read_georeference` returns it.
+    Positions that are doubles and too far from zero for single precision are read relative to an origin, with a note;
+    :func:`read_georeference` returns it.
 
-    The 3D filter of Mip-Splatting (property filter_3D) is applied to scales and opacities. Such a model is antialiased
-    unless a comment of the header says otherwise, because the method renders with a compensated 2D filter.
+    The 3D filter of Mip-Splatting (property filter_3D) is applied to scales and opacities. Such a model counts as
+    antialiased, unless a comment in the header says otherwise, because the method renders with a compensated 2D filter.
 
     Args:
-        path: The file.
-        warn: Called with notes that name the elements and properties that are ignored, and the origin.
+        path: Path of the file.
+        warn: Called with notes about ignored elements and properties, and about the origin.
 
     Raises:
-        FileError: The file is not a PLY of Gaussians, or it is cut short.
-        UnsupportedError: A variant of the format that is not implemented, or the parameters of another method, such as
-            4D Gaussians.
+        FileError: The file is not a PLY of Gaussians, or it is truncated.
+        UnsupportedError: The variant of the format is not implemented, or the parameters belong to another method, such
+            as 4D Gaussians.
         OSError: The file cannot be read.
     """
     with open_file(path) as file:
@@ -122,12 +122,14 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
 
 
 class PlyRows(Rows):
-    """The Gaussians of an open PLY. Those of an ASCII file can only be read all together.
+    """The Gaussians of an open PLY as rows. An ASCII file can only be read as a whole.
+
+    Raises the errors of :func:`read_ply`.
 
     Args:
-        ply: With an element ``vertex`` that is not compressed.
-        mode: As :func:`render_mode` returns it.
-        warn: As in :func:`read_ply`, which raises the same errors.
+        ply: File with an element ``vertex`` that is not compressed.
+        mode: Result of :func:`render_mode`.
+        warn: As for :func:`read_ply`.
     """
 
     def __init__(self, ply: PlyFile, mode: str | None, warn: Warn) -> None:
@@ -168,7 +170,7 @@ class PlyRows(Rows):
         self._ply.close()
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, torch.Tensor]:
-        # The filter changes both of these.
+        # The filter changes both parameters.
         needed = {*names, *(("log_scales", "opacity_logits") if self._filter is not None else ())}
         groups = {group: self._groups[group] for group in needed}
         values = {group: np.empty((stop - start, len(properties)), np.float32) for group, properties in groups.items()}
@@ -204,13 +206,13 @@ def write_ply(
     2DGS.
 
     Args:
-        path: The file.
+        path: Path of the file.
         gaussians: Gaussians of SH degree 0 to 3, or rows of a model that is larger than memory.
-        origin: [3] position of the origin of `gaussians`, which is added to means, as doubles; None for means as they
-            are, as floats.
+        origin: [3] position of the origin of `gaussians`. It is added to the means, which are then written as doubles.
+            None writes the means unchanged as floats.
 
     Returns:
-        What is lost, as :func:`write_model` does: nothing.
+        Losses as in :func:`write_model`; always empty.
 
     Raises:
         UnsupportedError: The SH degree is above 3.
@@ -235,7 +237,7 @@ def write_ply(
 
 
 def _add_origin(records: NDArray[np.float32], origin: Sequence[float]) -> NDArray[np.void]:
-    """Returns the records of vertices, [N, properties], with an origin [3] added to their means, which are doubles."""
+    """Adds an origin [3] to the means of vertex records [N, properties], which become doubles."""
     absolute = np.empty(len(records), [("means", "<f8", 3), ("other", "<f4", records.shape[1] - 3)])
     absolute["means"] = records[:, :3].astype(np.float64) + np.array(origin, np.float64)
     absolute["other"] = records[:, 3:]
@@ -258,16 +260,16 @@ def _records(gaussians: Gaussians) -> NDArray[np.float32]:
 
 
 def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
-    """Writes PlayCanvas's compressed PLY atomically, in an order of small boxes of 256 Gaussians.
+    """Writes PlayCanvas's compressed PLY atomically, ordered into small boxes of 256 Gaussians.
 
-    The order is kept if all positions are exactly those that the format represents, as in a model that was read from
-    such a file; written again, it has the same bytes.
+    The order is kept if the format represents all positions exactly, as for a model that was read from such a file;
+    writing it again gives the same bytes.
 
     Positions, log scales and colors have 8 to 11 bits between the bounds of 256 Gaussians, rotations 10 bits, and
     opacities 8 bits. SH coefficients above degree 0 have 8 bits between -4 and 4.
 
     Returns:
-        What is lost, as :func:`write_model` does.
+        Losses as in :func:`write_model`.
 
     Raises:
         UnsupportedError: The SH degree is above 3.
@@ -281,7 +283,7 @@ def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> 
 
 
 def compressed_ply_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
-    """Returns the content of the file that :func:`write_compressed_ply` writes, and what is lost."""
+    """Returns the content of the file that :func:`write_compressed_ply` writes, and the losses."""
     _check_degree(gaussians)
     return encode_compressed_ply(gaussians, _comments(gaussians)), ["every value rounded to 8 to 11 bits"]
 
@@ -296,9 +298,9 @@ def _comments(gaussians: Gaussians | ModelProperties) -> list[str]:
 
 
 def open_ply_rows(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> PlyRows | None:
-    """Opens a PLY as rows; None for a compressed one and for ASCII, which are read all together.
+    """Opens a PLY as rows; returns None for compressed and ASCII files, which can only be read as a whole.
 
-    Args and errors are those of :func:`read_ply`.
+    The arguments and errors are those of :func:`read_ply`.
     """
     file = open_file(path)
     try:
@@ -314,7 +316,7 @@ def open_ply_rows(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -
 
 
 def render_mode(ply: PlyFile) -> str | None:
-    """Returns the mode of rendering that the comments name last: "mip" (antialiased), another word, or None."""
+    """Returns the render mode in the last such comment: "mip" (antialiased), another word, or None."""
     mode = None
     for comment in ply.comments:
         words = comment.lower().split()
@@ -328,8 +330,8 @@ def render_mode(ply: PlyFile) -> str | None:
 def ply_origin(ply: PlyFile) -> tuple[float, ...]:
     """Returns the origin [3] relative to which means are read.
 
-    It is that of a comment, or else one near the positions if these are doubles that single precision cannot hold;
-    zeros for others.
+    It is given by a comment; otherwise, it is near the positions if these are doubles that single precision cannot
+    represent, and zero for other files.
     """
     origins = [comment.split()[2:] for comment in ply.comments if comment.split()[:2] == ORIGIN.split()]
     if not origins:
@@ -344,7 +346,8 @@ def ply_origin(ply: PlyFile) -> tuple[float, ...]:
 
 
 def _origin_of_doubles(ply: PlyFile) -> tuple[float, ...]:
-    """Returns an origin [3] near positions that are doubles and too far from zero for single precision; else zeros."""
+    """Returns an origin [3] near the positions if these are doubles that are too far from zero for single precision;
+    else zeros."""
     vertex, names = ply.elements["vertex"], GROUPS["means"]
     here = (0.0, 0.0, 0.0)
     if [dict(vertex.properties).get(name) for name in names] != ["f8"] * 3:
@@ -361,7 +364,7 @@ def _origin_of_doubles(ply: PlyFile) -> tuple[float, ...]:
 
 
 def ply_georeference(path: str | os.PathLike[str]) -> Georeference | None:
-    """Returns the georeference of a PLY whose means are read relative to an origin; None for others."""
+    """Returns the georeference of a PLY whose means are read relative to an origin; None for other files."""
     with open_file(path) as file:
         ply = PlyFile(file, str(path))
         origin = ply_origin(ply) if "vertex" in ply.elements else ()
@@ -369,8 +372,8 @@ def ply_georeference(path: str | os.PathLike[str]) -> Georeference | None:
 
 
 def _columns(group: str, size: int) -> list[int]:
-    """Returns the column of each property in its array. f_rest is stored [channel, coefficient], shN is [coefficient,
-    channel]."""
+    """Returns the column of each property in its parameter's array. f_rest is stored as [channel, coefficient], shN as
+    [coefficient, channel]."""
     return [3 * (i % (size // 3)) + i // (size // 3) for i in range(size)] if group == "shN" else list(range(size))
 
 

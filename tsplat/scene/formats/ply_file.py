@@ -1,7 +1,7 @@
-"""The PLY container: parses the header, and reads the records of an element block by block.
+"""Reads the PLY container: parses the header, and reads the records of an element block by block.
 
-ASCII, little-endian and big-endian (Turk, The PLY Polygon File Format, 1994). Memory is allocated only after the sizes
-in the header have been checked against the size of the file.
+Files may be ASCII, little-endian or big-endian (Turk, The PLY Polygon File Format, 1994). Memory is allocated only
+after the sizes in the header have been checked against the size of the file.
 """
 
 import dataclasses
@@ -41,6 +41,7 @@ def ply_header(comments: Iterable[str], elements: Mapping[str, tuple[int, Sequen
     """Returns the header of a binary little-endian PLY.
 
     Args:
+        comments: Comment lines.
         elements: Name -> number of records, and properties with their types, such as ``"float x"``.
     """
     lines = ["ply", "format binary_little_endian 1.0", *(f"comment {comment}" for comment in comments)]
@@ -51,7 +52,7 @@ def ply_header(comments: Iterable[str], elements: Mapping[str, tuple[int, Sequen
 
 @dataclasses.dataclass
 class Element:
-    """One element of the header, such as ``vertex``: a table of `count` records with named properties."""
+    """An element of the header, such as ``vertex``: a table of `count` records with named properties."""
 
     name: str
     count: int
@@ -63,8 +64,7 @@ class Element:
 
 
 class PlyFile:
-    """A PLY file that was opened for reading, with the header's comments and elements by name, in the order of the
-    file.
+    """A PLY file opened for reading, with the comments and elements of its header in file order.
 
     Raises FileError for an invalid header, and UnsupportedError for an unknown encoding.
     """
@@ -123,10 +123,10 @@ class PlyFile:
     def blocks(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Table]:
         """Yields the records of an element as structured arrays. Fields of ASCII files are float64.
 
-        `start` and `stop` are those of a range of a binary file, without which all records are yielded.
+        For binary files, `start` and `stop` select a range of records; by default, all are yielded.
 
         Raises FileError if the element or one before it has a list property, a name is declared twice, or the file is
-        too short for the header; while iterating, if a line does not contain the expected numbers.
+        shorter than the header says; also during iteration, if a line does not contain the expected numbers.
         """
         element = self.elements[name]
         before = list(itertools.takewhile(lambda other: other is not element, self.elements.values()))
@@ -152,8 +152,10 @@ class PlyFile:
         return self._binary_blocks(count, record, self._start + skipped + start * record.itemsize)
 
     def note_rest(self, warn: Callable[[str], object]) -> None:
-        """Notes data after the last binary record, of which the header says nothing.
-        Raises FileError if line ends were converted, as by a transfer in text mode, which adds bytes."""
+        """Calls `warn` with a note about data after the last binary record.
+
+        Raises FileError if line ends were converted, for example by a transfer in text mode, which adds bytes.
+        """
         types = {type_ for element in self.elements.values() for _, type_ in element.properties}
         if self._encoding == "ascii" or LIST in types:
             return

@@ -1,10 +1,11 @@
-"""The folders of gsplat's ``PngCompression``: parameters as PNG images of n x n pixels, one pixel per Gaussian.
+"""Reads and writes folders of gsplat's ``PngCompression``: parameters as PNG images of n x n pixels, one pixel per
+Gaussian.
 
 - ``meta.json``: the shape and dtype of each parameter, and the bounds between which it is quantized.
-- ``means_l.png``, ``means_u.png``: lower and upper bytes of 16 bits of sign(x) log(1 + |x|).
+- ``means_l.png``, ``means_u.png``: lower and upper bytes of sign(x) log(1 + |x|) in 16 bits.
 - ``scales.png``, ``quats.png``, ``opacities.png``, ``sh0.png``: 8 bits per channel.
 - ``shN.npz``: ``centroids`` [K, D] of at most 65,536 clusters, 6 bits each as uint8, and ``labels`` [N] uint16.
-- Any other parameter as ``NAME.npz``, with the array ``arr`` as it is.
+- ``NAME.npz`` for any other parameter, with the unchanged array ``arr``.
 """
 
 import contextlib
@@ -64,9 +65,9 @@ Array = NDArray[Any]
 
 
 def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
-    """Writes parameters [N, ...] before activation as gsplat's ``PngCompression`` does; N is a square number.
+    """Writes parameters [N, ...] before activation like gsplat's ``PngCompression``; N is a square number.
 
-    The files of a folder are replaced together: if one cannot be written, all are as they were before. ``meta.json`` is
+    The files of a folder are replaced together: if one cannot be written, all old files are restored. ``meta.json`` is
     removed first and written last, so that a folder with ``meta.json`` is complete.
     """
     require("PIL")
@@ -99,7 +100,7 @@ def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tenso
 
 
 def _named_files(folder: Path) -> set[str]:
-    """Returns the names of the files that the ``meta.json`` of a folder of images names; none if it cannot be read."""
+    """Returns the file names in the ``meta.json`` of a folder; an empty set if it cannot be read."""
     with contextlib.suppress(FileError, OSError), allow_overwrite():
         meta = read_meta(folder)
         parameters = [name for name in meta.values if is_file_name(name) and _is_parameter(meta, name)]
@@ -108,7 +109,7 @@ def _named_files(folder: Path) -> set[str]:
 
 
 def is_png_folder(folder: Path) -> bool:
-    """Returns whether a folder has the images of :func:`write_png_images`; SOG has a ``meta.json`` with others.
+    """Returns whether a folder contains the images of :func:`write_png_images`; the ``meta.json`` of SOG is different.
 
     Raises:
         FileError, OSError: ``meta.json`` cannot be read.
@@ -117,7 +118,7 @@ def is_png_folder(folder: Path) -> bool:
 
 
 def _is_parameter(meta: JsonObject, name: str) -> bool:
-    """Returns whether ``meta.json`` describes a parameter as :func:`write_png_images` does; SOG names files."""
+    """Returns whether ``meta.json`` describes a parameter like :func:`write_png_images`; SOG lists files instead."""
     values = meta.part(name).values
     return "shape" in values and "files" not in values
 
@@ -161,7 +162,7 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def read_png_model(folder: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads the Gaussians in a folder that gsplat's ``PngCompression`` wrote; notes parameters that are ignored."""
+    """Reads the Gaussians in a folder written by gsplat's ``PngCompression``; calls `warn` with ignored parameters."""
     tensors = read_png_images(folder)
     missing = [name for name in PARAMETERS if name not in tensors]
     if missing:
@@ -261,7 +262,7 @@ def _encode_clusters(tensor: Tensor) -> tuple[bytes, dict[str, Any]]:
     centroids = candidates[used].double().cpu().numpy()
     low, high = centroids.min(), centroids.max()
     levels = _quantize(centroids, low, high, CLUSTER_BITS).astype(np.uint8)
-    # By their levels, because different centroids may have become equal.
+    # Compare levels, because different centroids may have become equal.
     levels, indices = np.unique(levels, axis=0, return_inverse=True)
     content = _npz(centroids=levels, labels=indices.reshape(-1)[labels.cpu().numpy()].astype(np.uint16))
     return content, {"mins": float(low), "maxs": float(high), "quantization": CLUSTER_BITS}
@@ -291,7 +292,7 @@ def _npz(**arrays: Array) -> bytes:
 
 
 def _load_arrays(path: Path, size_max: int, *names: str) -> list[Array]:
-    """Reads arrays of at most `size_max` numbers of an NPZ file."""
+    """Reads arrays with at most `size_max` numbers from an NPZ file."""
     try:
         load = archive_loader(path, VALUE_BYTES_MAX * size_max + NPY_HEADER_MAX)
     except OSError as error:
@@ -300,7 +301,7 @@ def _load_arrays(path: Path, size_max: int, *names: str) -> list[Array]:
 
 
 def _decode_array(path: Path, name: str, content: bytes) -> Array:
-    """Decodes one array of numbers of an NPZ file."""
+    """Decodes an array of numbers in an NPZ file."""
     try:
         array = np.load(io.BytesIO(content), allow_pickle=False)
     except (*ZIP_ERRORS, MemoryError, SyntaxError, TypeError, tokenize.TokenError) as error:

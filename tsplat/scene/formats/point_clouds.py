@@ -1,4 +1,4 @@
-"""Point clouds: points with colors in PLY files, and in those of scanners."""
+"""Reads point clouds with colors: PLY files, and files of scanners."""
 
 import contextlib
 import math
@@ -19,20 +19,19 @@ from .ply_file import PlyFile
 from .scan_files import SUFFIXES, Blocks, PointBlocks, open_scan
 
 POINTS_MAX = 12_000_000
-"""Maximum number of points: 0.4 GB, and more than training starts with unless it is told to."""
+"""Maximum number of points that are read; they take 0.4 GB."""
 
 CLOUD_SUFFIXES = (".ply", *SUFFIXES)
-"""Endings of the names of point clouds that are read."""
+"""Suffixes of supported point clouds."""
 
 
 def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> tuple[Tensor, Tensor]:
-    """Reads the positions [P, 3] fp64 and colors [P, 3] fp32 of a PLY's vertices, or of a LAS, LAZ or E57 file, without
-    those whose position is not finite.
+    """Reads the positions [P, 3] fp64 and colors [P, 3] fp32 of a PLY, LAS, LAZ or E57 file.
 
-    Colors are RGB in [0, 1], gray if the file has none. If a file has more than :data:`POINTS_MAX` points, one of
-    every k is read. `warn` is called with notes that count the points that are left out. Raises FileError for a file
-    that has no points, is cut short, or has fewer than two points, and MissingExtraError for one of a scanner without
-    the extra ``points``.
+    Points with non-finite positions are skipped. Colors are RGB in [0, 1], gray if the file has none. If a file has
+    more than :data:`POINTS_MAX` points, every k-th point is read. `warn` is called with the number of points that are
+    left out. Raises FileError if the file is truncated or has fewer than two points, and MissingExtraError for LAS, LAZ
+    and E57 if the extra ``points`` is not installed.
     """
     is_scan = Path(path).suffix.lower() in SUFFIXES
     try:
@@ -68,7 +67,7 @@ def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn
 
 @contextlib.contextmanager
 def _open_ply(path: str | os.PathLike[str], warn: Warn) -> Iterator[PointBlocks]:
-    """Opens the vertices of a PLY."""
+    """Opens the vertices of a PLY as blocks of points."""
     with open_file(path) as file:
         ply = PlyFile(file, str(path))
         types = dict(ply.elements["vertex"].properties) if "vertex" in ply.elements else {}

@@ -1,9 +1,9 @@
-"""``.rad`` files of Spark (sparkjsdev/spark), version 1.
+"""Reads ``.rad`` files of Spark (sparkjsdev/spark), version 1.
 
-A header in JSON says how many Gaussians there are, and where their chunks of up to 65,536 are: behind it, or in files
-beside it. A chunk has a header in JSON, which lists the properties, and then each property as its own column: one
-component of all Gaussians after the other, compressed by deflate. A tree of levels of detail marks Gaussians that stand
-for others by their number of children; leaves are the model.
+A JSON header contains the number of Gaussians and the locations of their chunks of up to 65,536: after the header, or
+in files beside it. A chunk has a JSON header that lists the properties, followed by one column per property: component
+by component for all Gaussians, compressed with deflate. In a tree of levels of detail, inner nodes are Gaussians with a
+nonzero number of children; the leaves are the model.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ SIZES = {
     **{"f32": 4, "f32_lebytes": 4, "f16": 2, "f16_lebytes": 2, "ln_f16": 2, "r8": 1, "r8_delta": 1, "s8": 1},
     **{"s8_delta": 1, "ln_0r8": 1, "oct88r8": 1, "u16": 2, "u32": 4},
 }
-"""Encoding -> bytes of a component. ``oct88r8`` has three per rotation."""
+"""Encoding -> bytes per component. ``oct88r8`` has three bytes per rotation."""
 
 FLOATS = ("f32", "f16")
 SH_ENCODINGS = (*FLOATS, "r8", "r8_delta", "s8", "s8_delta")
@@ -52,7 +52,7 @@ ENCODINGS: dict[str, tuple[int, tuple[str, ...]]] = {
     "child_count": (1, ("u16",)),
     "child_start": (1, ("u32",)),
 }
-"""Property -> number of components, and encodings."""
+"""Property -> number of components, and allowed encodings."""
 
 REQUIRED = ("center", "alpha", "rgb", "scales", "orientation")
 
@@ -62,9 +62,9 @@ Columns = dict[str, NDArray[Any]]
 
 @dataclasses.dataclass
 class _File:
-    """Holds what all chunks share: the path, the degree, whether there is a tree, and the palette of SH coefficients.
+    """Data that all chunks share: the path, the SH degree, whether there is a tree, and the palette of SH coefficients.
 
-    `palette` has the rows [K, components] of each degree, once the chunk that holds them was read.
+    `palette` contains the rows [K, components] of each degree after the chunk that stores them has been read.
     """
 
     path: str
@@ -75,15 +75,15 @@ class _File:
 
 
 def read_rad(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads a ``.rad`` file, or the leaves of its levels of detail, in the axes of the model that it was made from.
+    """Reads a ``.rad`` file, or the leaves of its levels of detail, without converting axes.
 
     Args:
-        path: The file; its chunks may be in files beside it.
-        warn: Called with a note of coarser levels, and of data after the last chunk.
+        path: Path of the file; its chunks may be in files beside it.
+        warn: Called with notes about coarser levels, and about data after the last chunk.
 
     Raises:
-        FileError: The file is damaged or cut short, or a file of a chunk is missing.
-        UnsupportedError: The file has another version of the format, or an unknown property or encoding.
+        FileError: The file is damaged or truncated, or the file of a chunk is missing.
+        UnsupportedError: The version, a property or an encoding is not supported.
         OSError: The file cannot be read.
     """
     path = Path(path)
@@ -130,7 +130,7 @@ def read_rad(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
 
 
 def _read_header(path: str, file: BinaryIO, size: int, name: str) -> JsonObject:
-    """Reads a length and that many bytes of JSON, and moves to the next multiple of 8 bytes after it."""
+    """Reads a length and that many bytes of JSON, and skips to the next multiple of 8 bytes."""
     content = file.read(4)
     length = struct.unpack("<I", content)[0] if len(content) == 4 else 0
     if not 0 < length <= min(HEADER_MAX, size - file.tell()):
@@ -141,7 +141,7 @@ def _read_header(path: str, file: BinaryIO, size: int, name: str) -> JsonObject:
 
 
 def _read_chunk_file(common: _File, path: Path, n_read: int, count: int, index: int) -> Columns:
-    """Reads the chunk in a file beside the ``.rad`` file."""
+    """Reads a chunk from a file beside the ``.rad`` file."""
     if not os.path.isfile(path):  # also if the name is too long for a file
         raise FileError(f"{common.path}: its file {path.name[:60]!a} is missing, or its name is damaged")
     with open_file(path) as file:
@@ -149,9 +149,10 @@ def _read_chunk_file(common: _File, path: Path, n_read: int, count: int, index: 
 
 
 def _read_chunk(common: _File, file: BinaryIO, size: int, n_read: int, count: int, index: int) -> Columns:
-    """Reads the properties of a chunk at the position of a file of `size` bytes, after `n_read` of `count` Gaussians.
+    """Reads the properties of the chunk at the current position of a file of `size` bytes.
 
-    Returns the values of each property, and moves to the end of the chunk. Adds to the palette of SH coefficients.
+    `n_read` of `count` Gaussians have been read before. Returns the values of each property, moves to the end of the
+    chunk, and stores palettes of SH coefficients in `common`.
     """
     path, name = common.path, f"chunk {index}"
     if (magic := file.read(4)) != CHUNK_MAGIC:
@@ -211,7 +212,7 @@ def _decode(entry: JsonObject, content: bytes, rows: int, where: str) -> NDArray
     if encoding == "oct88r8":
         return np.frombuffer(content, np.uint8).reshape(rows, 3)
     if encoding.endswith("_lebytes"):
-        # The first byte of all values, then the second one, and so on.
+        # The first bytes of all values are stored first, then the second bytes, and so on.
         planes = np.frombuffer(content, np.uint8).reshape(SIZES[encoding], size * rows)
         content, encoding = planes.T.tobytes(), encoding.removesuffix("_lebytes")
     types = {"f32": "<f4", "f16": "<f2", "ln_f16": "<f2", "u16": "<u2", "u32": "<u4", "s8": "i1"}
@@ -229,7 +230,7 @@ def _decode(entry: JsonObject, content: bytes, rows: int, where: str) -> NDArray
             return np.exp(floats)
         if encoding in ("r8", "r8_delta", "ln_0r8"):
             low, high = np.float32(entry.number("min")), np.float32(entry.number("max"))
-            if encoding == "ln_0r8":  # 0 is a scale of zero
+            if encoding == "ln_0r8":  # 0 represents a scale of zero
                 return np.where(values == 0, np.float32(0), np.exp(low + (floats - 1) / np.float32(254) * (high - low)))
             return low + floats / np.float32(255) * (high - low)
     return floats
@@ -245,7 +246,7 @@ def _finish(common: _File, columns: Columns) -> tuple[Floats, ...]:
         columns = {name: values[is_leaf] if len(values) == n and not name.endswith("_code") else values
                    for name, values in columns.items()}  # fmt: skip
     colors = sh0_from_colors(columns["rgb"][:, None, :])
-    opacities = columns["alpha"][:, 0].clip(max=1)  # nodes that stand for others have up to 2
+    opacities = columns["alpha"][:, 0].clip(max=1)  # inner nodes have up to 2
     bands = [_band(common, columns, name) for name in SH_NAMES[: common.degree]]
     return (
         columns["center"],
@@ -257,7 +258,7 @@ def _finish(common: _File, columns: Columns) -> tuple[Floats, ...]:
 
 
 def _band(common: _File, columns: Columns, name: str) -> Floats:
-    """Returns the SH coefficients [N, 2 degree + 1, 3] of a degree: of a chunk, or of the palette by its labels."""
+    """Returns the SH coefficients [N, 2 degree + 1, 3] of a degree, from the chunk itself or by its palette labels."""
     if name in columns:
         values = columns[name]
     elif name in common.palette and "sh_label" in columns:
@@ -271,7 +272,8 @@ def _band(common: _File, columns: Columns, name: str) -> Floats:
 
 
 def _rotations(values: NDArray[Any]) -> Floats:
-    """Returns quaternions [N, 4] wxyz: of their x, y and z, or of an octahedral axis and an angle in three bytes."""
+    """Returns quaternions [N, 4] wxyz from their x, y and z, or from three bytes with an octahedral axis and an
+    angle."""
     if values.dtype != np.uint8:
         xyz = values.astype(np.float64)
         w = np.sqrt((1 - np.square(xyz).sum(1, keepdims=True)).clip(0))

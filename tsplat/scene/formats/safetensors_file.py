@@ -1,8 +1,8 @@
-"""Reading and writing safetensors files: a header in JSON, then the values of each tensor.
+"""Reads and writes safetensors files: a JSON header, followed by the values of each tensor.
 
-The package safetensors maps files into memory, where one that is truncated while it is read ends the process (SIGBUS).
-Here this is an error. The package also copies all tensors before it writes them. This module copies at most one tensor
-at a time, and only if it is on a GPU or not contiguous.
+The package safetensors maps files into memory: if a file is truncated while it is read, the process ends (SIGBUS).
+Here, this raises an error. The package also copies all tensors before it writes them. This module copies at most one
+tensor at a time, and only if it is on a GPU or not contiguous.
 """
 
 import json
@@ -28,14 +28,14 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 LENGTH_BYTES = 8
-"""Size of the header's length, at the beginning."""
+"""Size of the header length at the beginning of the file."""
 
 ALIGNMENT = 8
-"""Values begin at a multiple of this many bytes."""
+"""Values begin at a multiple of this number of bytes."""
 
 
 class Entry(NamedTuple):
-    """A tensor in a file: its dtype, shape, and the first byte of its values."""
+    """A tensor in a file: its dtype, shape, and the offset of its values."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -43,14 +43,14 @@ class Entry(NamedTuple):
 
 
 class SafetensorsFile:
-    """An open safetensors file. A context manager, which closes it.
+    """An open safetensors file; a context manager that closes it.
 
     Attributes:
-        entries: The tensors by name.
-        metadata: Text by name.
+        entries: Name -> tensor in the file.
+        metadata: Name -> text.
 
     Raises:
-        FileError: The file is damaged or cut short.
+        FileError: The file is damaged or truncated.
         OSError: The file cannot be read.
     """
 
@@ -96,7 +96,7 @@ class SafetensorsFile:
         return FileError(f"{self._path}: not a valid safetensors file: {reason}; it is damaged or cut short")
 
     def read(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """Returns a tensor, or some consecutive rows of it."""
+        """Reads a tensor, or consecutive rows of it."""
         dtype, shape, start = self.entries[name]
         if rows != slice(None) and shape:
             first, stop, _ = rows.indices(shape[0])
@@ -117,7 +117,7 @@ class SafetensorsFile:
 def write_safetensors(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors of any shape and of a dtype of :data:`DTYPES`, one after the other. Not atomic.
+    """Writes tensors of any shape with dtypes in :data:`DTYPES`; not atomic.
 
     Raises:
         OSError: The file cannot be written.

@@ -1,1 +1,1 @@
-"""Formats that hold Gaussians beside meshes: glTF and OpenUSD. Both store parameters after activation."""
+"""General 3D formats that can contain Gaussians: glTF and OpenUSD. Both store parameters after activation."""

@@ -1,8 +1,8 @@
-"""glTF 2.0 with Khronos's KHR_gaussian_splatting: ``.glb``, and ``.gltf`` with its buffers inside or beside it.
+"""Reads glTF 2.0 with Khronos's KHR_gaussian_splatting: ``.glb``, and ``.gltf`` with embedded or external buffers.
 
 Gaussians are points of a mesh primitive, with attributes ``KHR_gaussian_splatting:ROTATION`` (xyzw), ``:SCALE`` and
-``:OPACITY`` after activation, and ``:SH_DEGREE_l_COEF_n``. They are placed by the nodes of a scene. Its axes are x
-left, y up, z forward; the reader turns them by 180 degrees about z, to x right, y down, z forward, as in PLY files.
+``:OPACITY`` after activation, and ``:SH_DEGREE_l_COEF_n``. Nodes of the scene transform them. The axes of glTF are x
+left, y up, z forward; the reader rotates by 180 degrees about z to x right, y down, z forward, as in PLY files.
 """
 
 import base64
@@ -47,24 +47,25 @@ POINTS = 0
 KNOWN_EXTENSIONS = {EXTENSION, "KHR_mesh_quantization"}
 DEGREE_MAX = 3
 FLAGS = "tsplat"
-"""Name in ``extras`` of ``asset`` for what glTF has no place for: the antialiased flag, the degree of no Gaussians, the
-origin that is a part of the translations of nodes."""
+"""Key in ``extras`` of ``asset`` for data that glTF cannot store otherwise: the antialiased flag, the SH degree of an
+empty model, and the origin that the translations of nodes contain."""
 
 OTHERS = re.compile(r"COLOR_\d|NORMAL|TANGENT|TEXCOORD_\d|_.*")
-"""Attributes that are not part of Gaussians."""
+"""Attributes that do not belong to Gaussians."""
 
 
 def read_gltf(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads all Gaussians of a glTF file, placed by their nodes and converted to the axes of PLY files.
+    """Reads all Gaussians of a glTF file, transformed by their nodes and converted to the axes of PLY files.
 
     Args:
         path: A ``.glb`` or ``.gltf`` file. Buffers may be files beside it.
-        warn: Called with a note of meshes and properties that are ignored, and of the origin that :func:`write_gltf`
-            was given, relative to which Gaussians are returned.
+        warn: Called with notes about ignored meshes and properties, and about the origin of :func:`write_gltf`,
+            relative to which the Gaussians are returned.
 
     Raises:
         FileError: The file is not glTF, has no Gaussians, or is damaged.
-        UnsupportedError: Another version or a compression; another kernel than ellipses; a node that shears.
+        UnsupportedError: The version, a compression, a kernel other than ellipses, or a shear of a node is not
+            supported.
         OSError: A file cannot be read.
     """
     path = Path(path)
@@ -73,7 +74,7 @@ def read_gltf(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Ga
 
 
 def _split(path: str, content: bytes) -> tuple[JsonObject, memoryview | None]:
-    """Returns the JSON of a file, and the binary chunk of a ``.glb``."""
+    """Splits the content of a file into its JSON and the binary chunk of a ``.glb``."""
     if content[:4] != MAGIC:
         return JsonObject.parse(path, content, "its JSON"), None
     if len(content) < HEADER.size + CHUNK.size:
@@ -98,7 +99,7 @@ def _split(path: str, content: bytes) -> tuple[JsonObject, memoryview | None]:
 
 
 class _Document:
-    """A glTF file while it is read."""
+    """Reads the content of a glTF file."""
 
     def __init__(self, path: Path, document: JsonObject, binary: memoryview | None, warn: Warn) -> None:
         self.path, self.document, self.binary, self.warn = path, document, binary, warn
@@ -141,7 +142,7 @@ class _Document:
         return join_models(self.path, models, flags.values.get("antialiased") is True, is_moved, self.warn)
 
     def _check_memory(self, meshes: list[int]) -> None:
-        """Counts the Gaussians of meshes, which several nodes and primitives may share, before any are read."""
+        """Raises FileError if the Gaussians of meshes do not fit into memory; nodes and primitives may share them."""
         counts: dict[tuple[int, int], int] = collections.Counter()
         for mesh, times in collections.Counter(meshes).items():
             for primitive in self._splats(self._entry("meshes", mesh)):
@@ -151,11 +152,11 @@ class _Document:
         check_memory(f"{self.path}: a model of {total:,} Gaussians", needed)
 
     def _placed_meshes(self) -> list[tuple[int, int, Tensor]]:
-        """Returns (node, mesh, matrix [4, 4] fp64 to the scene) of the nodes in the scene that have a mesh."""
+        """Returns (node, mesh, matrix [4, 4] fp64 to the scene) for each node with a mesh in the scene."""
         if self.parts("scenes"):
             scene = self._entry("scenes", self.document.count("scene", 0))
             roots = self._indices(scene, "nodes")
-        else:  # a library of meshes
+        else:  # without scenes, all nodes are used
             roots = list(range(len(self.parts("nodes"))))
         stack = [(node, identity(4)) for node in reversed(roots)]
         instances, seen = [], set()
@@ -184,14 +185,14 @@ class _Document:
         return values
 
     def _mesh(self, mesh: JsonObject) -> list[Gaussians]:
-        """Returns the Gaussians of each primitive that has any."""
+        """Returns the Gaussians of each primitive of a mesh that contains Gaussians."""
         splats = self._splats(mesh)
         others = len(mesh.parts("primitives")) - len(splats)
         note_ignored(self.path, "meshes:", [f"{others} primitives of {mesh.name}"] if others else [], self.warn)
         return [self._primitive(primitive) for primitive in splats]
 
     def _splats(self, mesh: JsonObject) -> list[JsonObject]:
-        """Returns the primitives of a mesh that are Gaussians."""
+        """Returns the primitives of a mesh that contain Gaussians."""
         return [p for p in mesh.parts("primitives") if EXTENSION in p.part("extensions").values]
 
     def _count(self, primitive: JsonObject) -> int:
@@ -199,7 +200,7 @@ class _Document:
         return self._entry("accessors", primitive.part("attributes").count("POSITION")).count("count")
 
     def _degree(self, attributes: JsonObject) -> int:
-        """Returns the SH degree of which there are attributes."""
+        """Returns the SH degree for which attributes exist."""
         degree = 0
         while degree < DEGREE_MAX and f"{EXTENSION}:SH_DEGREE_{degree + 1}_COEF_0" in attributes.values:
             degree += 1
@@ -295,7 +296,7 @@ class _Document:
 
 
 def _local_matrix(node: JsonObject) -> Tensor:
-    """Returns the matrix [4, 4] fp64 of a node: its matrix, or translation, rotation (xyzw) and scale."""
+    """Returns the local matrix [4, 4] fp64 of a node, given directly or as translation, rotation (xyzw) and scale."""
     if "matrix" in node.values:
         return torch.from_numpy(node.floats("matrix", 16).reshape(4, 4).T.copy())
     matrix = identity(4)

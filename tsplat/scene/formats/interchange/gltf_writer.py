@@ -1,4 +1,4 @@
-"""Writing glTF; :mod:`~tsplat.scene.formats.interchange.gltf` describes and reads the format."""
+"""Writes glTF; :mod:`~tsplat.scene.formats.interchange.gltf` describes and reads the format."""
 
 import base64
 import json
@@ -30,21 +30,21 @@ def write_gltf(
     text: bool | None = None,
     origin: Sequence[float] | None = None,
 ) -> list[str]:
-    """Writes glTF 2.0 with KHR_gaussian_splatting atomically, turned to its axes: x left, y up, z forward.
+    """Writes glTF 2.0 with KHR_gaussian_splatting atomically, converted to its axes: x left, y up, z forward.
 
     All values are float32, after activation: scales from exp(-20) to exp(20), and opacities from 1e-6 to 1 - 1e-6.
-    Viewers without the extension show points in the colors of degree 0. The antialiased flag, for which glTF has no
-    place, is kept under ``extras``.
+    Viewers without the extension show points in the colors of degree 0. The antialiased flag is stored under
+    ``extras``.
 
     Args:
-        path: The file.
+        path: Path of the file.
         gaussians: Gaussians of SH degree 0 to 3.
-        text: True for ``.gltf``, JSON with the data inside; False for ``.glb``; None for what the path ends in.
-        origin: [3] position of the origin of `gaussians`, the translation of their node; kept under ``extras``, too, so
-            that :func:`read_gltf` returns Gaussians relative to it. None for none.
+        text: True for ``.gltf``, JSON with embedded data; False for ``.glb``; None to decide by the suffix of the path.
+        origin: [3] position of the origin of `gaussians`. It becomes the translation of their node, and is also stored
+            under ``extras``, so that :func:`read_gltf` returns Gaussians relative to it. None for no translation.
 
     Returns:
-        What is lost, as :func:`write_model` does: nothing.
+        Losses as in :func:`write_model`; always empty.
 
     Raises:
         UnsupportedError: The SH degree is above 3.
@@ -76,7 +76,7 @@ def write_gltf(
 
 
 def write_glb(file: BinaryIO, document: dict[str, Any], arrays: Iterable[NDArray[Any]]) -> None:
-    """Writes a binary glTF: its JSON, and a buffer of arrays, unless these are empty."""
+    """Writes a binary glTF: its JSON, and a buffer with the arrays if there are any values."""
     arrays = list(arrays)
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
@@ -91,7 +91,7 @@ def write_glb(file: BinaryIO, document: dict[str, Any], arrays: Iterable[NDArray
 
 
 def buffer_document(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Returns the accessors, buffer views and buffer of arrays [N, 1, 3 or 4] that are written one after another.
+    """Returns the accessors, buffer views and buffer for consecutive arrays [N, 1, 3 or 4].
 
     ``POSITION`` gets its bounds. Integers are normalized, unless they are ``indices``.
     """
@@ -117,7 +117,7 @@ def buffer_document(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def _fallback_colors(arrays: dict[str, Floats]) -> Bytes:
-    """Returns RGBA [N, 4] for viewers that draw points: linear colors of degree 0, and opacities."""
+    """Returns RGBA [N, 4] for viewers that only draw points: linear colors of degree 0, and opacities."""
     display = colors_of_sh(arrays["coefficients"][:, 0]).clip(0, 1)
     rgba: Bytes = np.rint(np.concatenate([linear_colors(display), arrays["opacities"][:, None]], 1) * 255).astype(
         np.uint8
@@ -128,14 +128,14 @@ def _fallback_colors(arrays: dict[str, Floats]) -> Bytes:
 def _document(
     gaussians: Gaussians, attributes: dict[str, Floats | Bytes], origin: Sequence[float] | None
 ) -> dict[str, Any]:
-    """Returns the JSON of a file whose only buffer has the attributes one after another."""
+    """Returns the JSON of a file with one buffer that contains the attributes one after another."""
     asset: dict[str, Any] = {"version": "2.0", "generator": "tsplat"}
     flags: dict[str, Any] = {"antialiased": True} if gaussians.antialiased else {}
     node: dict[str, Any] = {"mesh": 0}
     if origin is not None:
         flags["origin"] = list(origin)
         node["translation"] = [sign * value for sign, value in zip(SIGNS, origin, strict=True)]
-    if not len(gaussians):  # glTF has no empty accessors
+    if not len(gaussians):  # glTF does not allow empty accessors
         asset["extras"] = {FLAGS: {**flags, "sh_degree": gaussians.sh_degree}}
         return {"asset": asset}
     if flags:

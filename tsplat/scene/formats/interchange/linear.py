@@ -1,4 +1,4 @@
-"""Shared parts of glTF and OpenUSD: parameters after activation, in float32, and conversions of their axes."""
+"""Functions shared by glTF and OpenUSD: float32 parameters after activation, and conversions of axes."""
 
 import dataclasses
 
@@ -22,10 +22,11 @@ from ...rotation import flip_axes, transform_gaussians
 from ..foreign import Warn
 
 SAMPLED = 1 << 16
-"""Number of positions by which it is found whether single precision holds them."""
+"""Number of positions that are used to decide whether single precision suffices."""
 
 UNIT_TOLERANCE = 1e-6
-"""Largest deviation from 1 of the norms of rotations that are not normalized: those of a file are rounded."""
+"""Quaternions whose norm deviates from 1 by at most this value are not normalized, because files store rounded
+values."""
 
 
 def linear_arrays(
@@ -36,12 +37,12 @@ def linear_arrays(
     Args:
         gaussians: Gaussians on any device.
         name: Name of the format, for messages.
-        signs: By which x, y and z are multiplied.
-        degree_max: Largest SH degree of the format.
+        signs: Factors of x, y and z, 1 or -1.
+        degree_max: Maximum SH degree of the format.
 
     Returns:
-        means [N, 3]; quats [N, 4], unit, wxyz; scales [N, 3], from exp(-20) to exp(20); opacities [N], from 1e-6 to
-        1 - 1e-6; coefficients [N, K, 3] of the spherical harmonics.
+        means [N, 3]; unit quats [N, 4] wxyz; scales [N, 3] from exp(-20) to exp(20); opacities [N] from 1e-6 to 1 -
+        1e-6; SH coefficients [N, K, 3].
 
     Raises:
         UnsupportedError: The SH degree is above `degree_max`.
@@ -64,16 +65,16 @@ def linear_arrays(
 
 
 def linear_colors(display: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Returns linear colors in [0, 1] of display colors, which are encoded as in sRGB."""
+    """Converts display colors in [0, 1], encoded as in sRGB, to linear colors."""
     linear: NDArray[np.floating] = np.where(display <= 0.04045, display / 12.92, ((display + 0.055) / 1.055) ** 2.4)
     return linear
 
 
 def move_and_flip(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, int]) -> Gaussians:
-    """Returns Gaussians moved by a matrix [4, 4] fp64, and then with x, y and z multiplied by signs.
+    """Transforms Gaussians by a matrix [4, 4] fp64, and then multiplies x, y and z by signs.
 
     Raises:
-        ArgumentError: The matrix shears or stretches.
+        ArgumentError: The matrix is not a similarity transform.
     """
     if not torch.equal(matrix, identity(4)):
         gaussians = transform_gaussians(gaussians, matrix)
@@ -81,10 +82,10 @@ def move_and_flip(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, i
 
 
 def join_models(path: object, models: list[Gaussians], antialiased: bool, is_moved: bool, warn: Warn) -> Gaussians:
-    """Returns the Gaussians of all models of a file as one, with its antialiased flag.
+    """Merges all models of a file, and sets the antialiased flag.
 
-    Calls `warn` with a note if the file moves them (`is_moved`) so far from zero, as in UTM, that single precision
-    rounds their positions.
+    If the file transforms them (`is_moved`) to positions that single precision rounds coarsely, such as UTM
+    coordinates, it calls `warn` with a note.
     """
     if len({model.surfels for model in models}) > 1:  # 2D Gaussians become flat 3D ones
         models = [dataclasses.replace(model, surfels=False) for model in models]

@@ -1,7 +1,8 @@
-"""OpenUSD: ``.usda`` (text), ``.usdc`` (binary) and ``.usdz`` (an archive), by the package usd-core.
+"""Reads and writes OpenUSD: ``.usda`` (text), ``.usdc`` (binary) and ``.usdz`` (archive), with the package usd-core.
 
-Gaussians are prims of the type ParticleField3DGaussianSplat, with parameters after activation, placed by the transforms
-of the prims around them. Stages have y or z up; the reader turns them to x right, y down, z forward, as in PLY files.
+Gaussians are prims of the type ParticleField3DGaussianSplat with parameters after activation. The transforms of the
+prim and its ancestors apply to them. Stages have y or z up; the reader converts them to x right, y down, z forward, as
+in PLY files.
 """
 
 import contextlib
@@ -40,14 +41,14 @@ SIGNS = (1, -1, -1)
 """Signs of x, y and z that convert right, up, backward to the axes of PLY files, and back."""
 
 DATE = 315_619_200
-"""The second of January 1980, the date of files in archives, which is not before the first in any time zone."""
+"""Date of files in archives: 2 January 1980, which is at least 1 January, the minimum for ZIP, in every time zone."""
 
 ANTIALIASED = "tsplat_antialiased"
-"""Name in the custom data of a layer."""
+"""Key of the antialiased flag in the custom data of a layer."""
 
 
 def is_usd(start: bytes, suffix: str) -> bool:
-    """Returns whether a file is one of OpenUSD, by its first 64 bytes and the ending of its name."""
+    """Returns whether a file is an OpenUSD file, given its first 64 bytes and its suffix."""
     size = int.from_bytes(start[26:28], "little")
     return start[:4] in MAGICS or suffix in SUFFIXES or (start[:4] == ZIP and b".usd" in start[30 : 30 + size])
 
@@ -55,16 +56,16 @@ def is_usd(start: bytes, suffix: str) -> bool:
 def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
     """Reads all Gaussians of an OpenUSD stage, in world space, converted to the axes of PLY files.
 
-    Values that change over time are those of the earliest time.
+    Animated values are read at the earliest time.
 
     Args:
         path: A ``.usda``, ``.usdc`` or ``.usdz`` file.
-        warn: Called with a note of arrays that are too short and therefore ignored, and of the origin that
-            :func:`write_usd` was given, relative to which Gaussians are returned.
+        warn: Called with notes about arrays that are ignored because they are too short, and about the origin of
+            :func:`write_usd`, relative to which the Gaussians are returned.
 
     Raises:
         FileError: The file is not a stage, has no Gaussians, or is damaged.
-        UnsupportedError: Spherical harmonics above degree 4, or a transform that shears.
+        UnsupportedError: The SH degree is above 4, or a transform contains shear.
         MissingExtraError: usd-core is not installed.
         OSError: The file cannot be read.
     """
@@ -83,7 +84,7 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
             warn(f"{path}: {relative_to(origin)}")
         for prim in stage["prims"]:
             matrix = fp64(prim["matrix"])
-            if stage["up"] == "Z":  # a quarter turn about x
+            if stage["up"] == "Z":  # a rotation by 90 degrees about x
                 matrix = torch.stack([matrix[0], matrix[2], -matrix[1], matrix[3]])
             matrix[:3, 3] -= matrix.new_tensor([sign * value for sign, value in zip(SIGNS, origin, strict=True)])
             is_moved |= bool(matrix[:3, 3].any())
@@ -98,15 +99,16 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
 
 
 def _read_stage(path: Path, start: bytes, folder: Path) -> dict[str, Any]:
-    """Reads a stage by ``usd_process.py``: its arrays as files into a folder, and what ``stage.json`` says."""
-    if path.suffix.lower() not in SUFFIXES:  # USD goes by the ending of a name
+    """Reads a stage with ``usd_process.py``, which writes its arrays to a folder; returns the content of
+    ``stage.json``."""
+    if path.suffix.lower() not in SUFFIXES:  # USD detects the format by the suffix
         link = folder / f"model{'.usdz' if start == ZIP else '.usd'}"
         link.symlink_to(path.absolute())
     else:
         link = path
     script = Path(__file__).with_name("usd_process.py")
     command = [sys.executable, "-P", str(script), str(link), str(folder), str(gaussians_that_fit())]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # each thread takes memory
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # every thread takes memory
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment)
     with contextlib.suppress(OSError, ValueError):
         stage: dict[str, Any] = json.loads((folder / "stage.json").read_bytes())
@@ -118,7 +120,7 @@ def _read_stage(path: Path, start: bytes, folder: Path) -> dict[str, Any]:
 
 
 def _read_prim(name: str, folder: Path, prim: dict[str, Any], warn: Warn) -> Gaussians:
-    """Reads the parameters of a prim. Arrays that are too long are cut, those that are too short are ignored."""
+    """Reads the parameters of a prim. Arrays that are too long are truncated; arrays that are too short are ignored."""
     arrays = {key: np.load(folder / file) for key, file in prim["files"].items()}
     means = arrays.get("positions", np.zeros((0, 3), np.float32))
     count = len(means)
@@ -137,7 +139,7 @@ def _read_prim(name: str, folder: Path, prim: dict[str, Any], warn: Warn) -> Gau
         raise UnsupportedError(f"{name}: expected an SH degree from 0 to {SH_DEGREE_MAX}, found {degree}")
     n_bases = (degree + 1) ** 2
     sh = values(f"{SH}Coefficients", [0.5, 0.5, 0.5], n_bases)
-    if len(sh) < count * n_bases:  # the default, without view dependence
+    if len(sh) < count * n_bases:  # missing: no view dependence
         n_bases = 1
     return gaussians_from_activated(
         name,
@@ -157,20 +159,20 @@ def write_usd(
     suffix: str | None = None,
     origin: Sequence[float] | None = None,
 ) -> list[str]:
-    """Writes OpenUSD atomically: a stage with y up whose default prim has the Gaussians.
+    """Writes OpenUSD atomically: a stage with y up whose default prim contains the Gaussians.
 
     All values are float32, after activation: scales from exp(-20) to exp(20), and opacities from 1e-6 to 1 - 1e-6. The
-    antialiased flag, for which USD has no place, is kept in the layer's custom data.
+    antialiased flag is stored in the layer's custom data.
 
     Args:
-        path: The file.
+        path: Path of the file.
         gaussians: Gaussians of SH degree 0 to 4.
-        suffix: ``".usda"``, ``".usdc"`` or ``".usdz"``; None for that of the path.
-        origin: [3] position of the origin of `gaussians`, the translation of their prim; kept in the custom data, too,
-            so that :func:`read_usd` returns Gaussians relative to it. None for none.
+        suffix: ``".usda"``, ``".usdc"`` or ``".usdz"``; None for the suffix of the path.
+        origin: [3] position of the origin of `gaussians`. It becomes the translation of their prim, and is also stored
+            in the custom data, so that :func:`read_usd` returns Gaussians relative to it. None for no translation.
 
     Returns:
-        What is lost, as :func:`write_model` does: nothing.
+        Losses as in :func:`write_model`; always empty.
 
     Raises:
         ArgumentError: A Gaussian is invalid.
@@ -213,7 +215,7 @@ def write_usd(
     with tempfile.TemporaryDirectory() as folder:
         file_name = str(Path(folder) / f"model{'.usdc' if suffix == '.usdz' else suffix}")
         stage.GetRootLayer().Export(file_name)
-        os.utime(file_name, (DATE, DATE))  # which is in the archive
+        os.utime(file_name, (DATE, DATE))  # the archive contains this date
         if suffix == ".usdz":
             UsdUtils.CreateNewUsdzPackage(file_name, file_name := str(Path(folder) / "model.usdz"))
         with atomic_write(path) as file, open(file_name, "rb") as written:

@@ -1,9 +1,9 @@
-"""Reads an OpenUSD stage in a process of its own: ``python usd_process.py STAGE FOLDER COUNT``.
+"""Reads an OpenUSD stage in a separate process: ``python usd_process.py STAGE FOLDER COUNT``.
 
-Imports nothing of tsplat. USD allocates what a damaged file announces, and prints errors of its own. So its memory is
-limited, and the arrays are written to a folder, with ``stage.json`` that says which belong to which prim
-(docs/decisions/0032). Prims that reference or instance the same arrays share their files. Nothing is written of a stage
-with more than COUNT Gaussians in all.
+It does not import tsplat. USD allocates as much memory as a damaged file announces, and prints its own errors.
+Therefore, the memory of this process is limited, and the arrays are written to a folder, together with ``stage.json``,
+which assigns them to prims (docs/decisions/0032). Prims that reference or instance the same arrays share their files.
+If a stage has more than COUNT Gaussians in total, nothing is written.
 """
 
 import json
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 TYPE = "ParticleField3DGaussianSplat"
 SH = "radiance:sphericalHarmonics"
 ORIGIN = "tsplat_origin"
-"""Name in the custom data of a layer: the origin that is a part of the transforms of prims."""
+"""Key in the custom data of a layer: the origin that the transforms of prims contain."""
 
 ARRAYS = {"positions": 3, "orientations": 4, "scales": 3, "opacities": 1, f"{SH}Coefficients": 3}
 """Attribute -> width of its values. Quaternions are xyzw."""
 
 BYTES_MIN, BYTES_FACTOR = 4 << 30, 16
-"""Address space of the process: this, and as many times the size of the file."""
+"""Limit of the process's address space: BYTES_MIN plus BYTES_FACTOR times the size of the file."""
 
 
 def limit_memory(n_bytes: int) -> None:
@@ -46,7 +46,8 @@ def value(prim: Any, name: str) -> Any:
 
 
 def array(prim: Any, name: str, width: int) -> NDArray[np.float32] | None:
-    """Returns an array of a prim, [n, width], or its half-precision form if only that has values; None for neither."""
+    """Returns an array [n, width] of a prim, or its half-precision variant if only that has values; None if neither
+    has."""
     values = value(prim, name)
     if values is None or not len(values):
         half = value(prim, f"{name}h")
@@ -55,7 +56,7 @@ def array(prim: Any, name: str, width: int) -> NDArray[np.float32] | None:
 
 
 def source(prim: Any, name: str) -> tuple[str, ...]:
-    """Returns the layer, path and name that store the value of an attribute, or of its half-precision form."""
+    """Returns the layer, path and name that store the value of an attribute, or of its half-precision variant."""
     from pxr import Usd
 
     parts: list[str] = []
@@ -66,7 +67,7 @@ def source(prim: Any, name: str) -> tuple[str, ...]:
 
 
 def read(path: str, folder: Path, count_max: int) -> None:
-    """Writes what :data:`ARRAYS` names of all Gaussians in a stage to a folder, and ``stage.json``."""
+    """Writes the :data:`ARRAYS` of all Gaussians in a stage, and ``stage.json``, to a folder."""
     from pxr import Gf, Usd, UsdGeom
 
     stage = Usd.Stage.Open(path)
