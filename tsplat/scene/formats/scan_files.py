@@ -1,4 +1,4 @@
-"""Point clouds of scanners: LAS and LAZ by laspy, and E57 by pye57 (extra ``points``), block by block."""
+"""Reads point clouds of scanners block by block: LAS and LAZ with laspy, and E57 with pye57 (extra ``points``)."""
 
 import contextlib
 import os
@@ -19,35 +19,35 @@ BLOCK = 1 << 20
 """Number of points that are read at a time."""
 
 HEADER, RECORD_BYTES = struct.Struct("<94xHII"), 54
-"""Of LAS: size of the header, start of the points, and number of records of variable length; and their minimum size."""
+"""LAS header fields (header size, start of the points, number of variable-length records), and the minimum size of such
+a record."""
 
 LASZIP, LASZIP_FIELD = struct.Struct("<32xH"), struct.Struct("<HHH")
-"""The record of LAZ that says how points are compressed: the number of fields of a point; and a field's type, size and
-version."""
+"""LAZ record about the compression: the number of fields of a point; and type, size and version of a field."""
 
 CHUNK_TABLE = struct.Struct("<II")
 """Version and number of chunks, before their compressed sizes."""
 
 LAYERS: dict[int, int | None] = {10: 9, 11: 1, 12: 2, 13: 1, 14: None}
-"""Type of a field of LAS 1.4 -> number of layers that it is compressed as; None for one per byte."""
+"""Type of a LAS 1.4 field -> number of compressed layers; None for one layer per byte."""
 
 CHUNK_BYTES_MAX = 1 << 30
-"""Largest chunk of LAZ in bytes; most have 50,000 points."""
+"""Maximum size of a LAZ chunk in bytes; most chunks have 50,000 points."""
 
 BLOCK_BYTES_MAX = 1 << 10
-"""Largest record of a LAS point in bytes."""
+"""Maximum size of a LAS point record in bytes."""
 
 Blocks = Iterator[tuple[NDArray[np.float64], NDArray[Any] | None]]
-"""Positions [B, 3] fp64 and colors [B, 3], or None for points without, of some points at a time."""
+"""Yields positions [B, 3] fp64 and colors [B, 3], or None if there are no colors, block by block."""
 
 
 class PointBlocks(NamedTuple):
     """The points of a file.
 
     Attributes:
-        n_points: Their number, as the header says.
-        blocks: Returns one of every k of them.
-        largest: The value of a color that is 1; None to take it from the largest value: 255, or 65,535.
+        n_points: Number of points according to the header.
+        blocks: Function that yields every k-th point.
+        largest: Color value that represents 1; None to derive it from the largest value: 255 or 65,535.
     """
 
     n_points: int
@@ -60,7 +60,7 @@ def open_scan(path: str | os.PathLike[str]) -> Iterator[PointBlocks]:
     """Opens a LAS, LAZ or E57 file.
 
     Raises:
-        FileError: The file is damaged or cut short, also while its blocks are read.
+        FileError: The file is damaged or truncated; may also be raised while its blocks are read.
         UnsupportedError: The coordinates of an E57 scan are neither Cartesian nor spherical.
         MissingExtraError: laspy and lazrs, or pye57, is not installed.
         OSError: The file cannot be read.
@@ -68,14 +68,14 @@ def open_scan(path: str | os.PathLike[str]) -> Iterator[PointBlocks]:
     path = Path(path)
     is_e57 = path.suffix.lower() == ".e57"
     require(*(["pye57"] if is_e57 else ["laspy", "lazrs"]))
-    open_file(path).close()  # refuses pipes, and names what cannot be read
+    open_file(path).close()  # rejects pipes, and names unreadable files
     try:
         with _open_e57(path) if is_e57 else _open_las(path) as points:
             yield points
     except (FileError, UnsupportedError, MemoryError, OSError):
         raise
     except BaseException as error:  # the libraries raise errors of many types for damaged files
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # a Rust panic
             raise
         reason = " ".join(str(error).split())[:160]
         name = path.suffix[1:].upper()
@@ -87,7 +87,7 @@ def _open_las(path: Path) -> Iterator[PointBlocks]:
     import laspy
 
     _check_records(path)
-    with laspy.open(path, read_evlrs=False) as file:  # those after the points may say any size
+    with laspy.open(path, read_evlrs=False) as file:  # extended records may announce any size
         header = file.header
         if header.point_format.size > BLOCK_BYTES_MAX:
             raise FileError(f"{path}: expected points of at most {BLOCK_BYTES_MAX:,} bytes; it is damaged")
@@ -114,7 +114,7 @@ def _open_las(path: Path) -> Iterator[PointBlocks]:
 
 
 def _check_records(path: Path) -> None:
-    """Raises FileError unless the records of variable length that a LAS header announces fit, which laspy reads."""
+    """Raises FileError if the variable-length records that a LAS header announces do not fit into the file."""
     with open_file(path) as file:
         size, header = os.fstat(file.fileno()).st_size, file.read(HEADER.size)
     if header[:4] != b"LASF" or len(header) < HEADER.size:
@@ -128,8 +128,9 @@ def _check_records(path: Path) -> None:
 
 
 def _check_chunks(path: Path, header: Any) -> None:
-    """Raises FileError unless the chunks that a LAZ file announces, and the layers in them, fit: lazrs allocates what
-    they say, and ends the process if it cannot.
+    """Raises FileError if the chunks of a LAZ file, or the layers in them, do not fit into the file.
+
+    lazrs allocates as much as they announce, and ends the process if the allocation fails.
     """
     import lazrs
 
@@ -143,7 +144,7 @@ def _check_chunks(path: Path, header: Any) -> None:
     with open_file(path) as file:
         file.seek(start)
         (table,) = struct.unpack("<q", file.read(8))
-        if table == -1:  # of a writer that could not go back
+        if table == -1:  # the writer could not seek; the table is at the end
             file.seek(size - 8)
             (table,) = struct.unpack("<q", file.read(8))
         if not start + 8 <= table <= size - CHUNK_TABLE.size:
@@ -191,8 +192,8 @@ def _open_e57(path: Path) -> Iterator[PointBlocks]:
 
 
 def _scan_blocks(file: Any, header: Any, first: int, every: int) -> Blocks:
-    """Yields one of every k points of a scan, whose first one has an index in the file, in the frame of the file, but
-    for invalid ones."""
+    """Yields the valid points among every k-th point of a scan, in the frame of the file; `first` is the index of the
+    scan's first point in the file."""
     fields = {*header.point_fields}
     is_cartesian = "cartesianX" in fields
     kind, ends = ("cartesian", ("X", "Y", "Z")) if is_cartesian else ("spherical", ("Range", "Azimuth", "Elevation"))

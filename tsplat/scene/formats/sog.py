@@ -1,8 +1,8 @@
-"""PlayCanvas's SOG, version 2: ``meta.json`` and lossless WebP images, in a folder or a ZIP archive ``.sog``.
+"""Reads PlayCanvas's SOG, version 2: ``meta.json`` and lossless WebP images, in a folder or a ZIP archive ``.sog``.
 
-One pixel per Gaussian: positions as 16 bits in two images (sign(x) log(1 + |x|) between bounds), scales and colors as
-indices into codebooks, opacity as a byte, rotations as their three smallest components with the index of the largest
-one in the alpha channel, and SH coefficients above degree 0 as an index into a palette.
+The images have one pixel per Gaussian: positions with 16 bits in two images (sign(x) log(1 + |x|) between bounds),
+scales and colors as indices into codebooks, opacity as a byte, rotations as their three smallest components with the
+index of the largest one in the alpha channel, and SH coefficients above degree 0 as an index into a palette.
 """
 
 import math
@@ -25,25 +25,25 @@ from .json_objects import JsonObject
 from .model_memory import check_model_memory
 
 LARGEST_IS_W = 252
-"""Alpha of a rotation whose largest component is w; 253 to 255 stand for x, y and z."""
+"""Alpha of a rotation whose largest component is w; 253 to 255 mean x, y and z."""
 
 PALETTE_WIDTH = 64
-"""Palette entries side by side in the image of centroids."""
+"""Number of palette entries side by side in the image of centroids."""
 
 KNOWN = ("version", "count", "model", "antialias", "means", "scales", "quats", "sh0", "shN", "asset", "extras")
-"""Names in ``meta.json``; asset and extras are not about the Gaussians."""
+"""Known keys of ``meta.json``; asset and extras do not concern the Gaussians."""
 
 
 def read_sog(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
     """Reads a SOG dataset.
 
     Args:
-        path: A ``.sog`` file, a folder with ``meta.json``, or that ``meta.json``.
-        warn: Called with a note that names unknown parts of ``meta.json``.
+        path: A ``.sog`` file, a folder with ``meta.json``, or the path of ``meta.json``.
+        warn: Called with a note that lists unknown keys of ``meta.json``.
 
     Raises:
         FileError: A file or value is missing, damaged or inconsistent with the others.
-        UnsupportedError: Another version of the format, or 2D Gaussians.
+        UnsupportedError: The version of the format is not supported.
         MissingExtraError: Pillow is not installed.
         OSError: A file cannot be read.
     """

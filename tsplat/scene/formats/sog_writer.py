@@ -1,4 +1,4 @@
-"""Writing SOG 2; :mod:`~tsplat.scene.formats.sog` describes and reads the format."""
+"""Writes SOG 2; :mod:`~tsplat.scene.formats.sog` describes and reads the format."""
 
 import contextlib
 import io
@@ -33,49 +33,51 @@ from .image_sets import META, free_suffix, named_images, write_files
 from .sog import LARGEST_IS_W, PALETTE_WIDTH, decode_means, decode_quats
 
 EXACT_PALETTE = 1 << 14
-"""SH coefficients are clustered if there are more different rows than this."""
+"""SH coefficients are clustered if there are more than this number of different rows."""
 
 PALETTE_MAX = 1 << 16
 CODEBOOK = 256
 WEIGHT_MIN = 1e-6
-"""Least weight of an error, in proportion to the mean."""
+"""Minimum weight of an error, relative to the mean."""
 
 EXACT_SQUARES_MAX = 1e15
 """Squares of larger values may overflow fp32."""
 
 SAMPLE = 1 << 20
-"""Gaussians from which codebooks and palettes are made; of more, every k-th one."""
+"""Maximum number of Gaussians from which codebooks and palettes are computed; of more, every k-th one is used."""
 
 SUFFIX = ".sog"
 
 IMAGES = ("means_l", "means_u", "scales", "quats", "sh0", "shN_centroids", "shN_labels")
-"""Names of the images, ``.webp``."""
+"""Names of the images without the suffix ``.webp``."""
 
 
 def write_sog(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list[str]:
-    """Writes PlayCanvas's SOG, version 2, in Morton order. The result is the same in every run.
+    """Writes PlayCanvas's SOG, version 2, in Morton order. The output is deterministic.
 
     Largest errors:
 
-    - means: half of a step of ``sign(x) log(1 + |x|)``, whose steps are 1/65,535 of its range along the axis. The error
-      of x is this times ``1 + |x|``.
-    - log scales and sh0: each value is replaced by the nearest entry of a codebook of 256. Up to 256 different values
-      are exact; otherwise k-means chooses, weighted by the area and opacity that a Gaussian shows, so that outliers
-      that nobody sees take no entries. Log scales are clamped to [-20, 20].
+    - means: half a step of ``sign(x) log(1 + |x|)``, where a step is 1/65,535 of its range along the axis. The error of
+      x is this value times ``1 + |x|``.
+    - log scales and sh0: each value is replaced by the nearest entry of a codebook with 256 entries. Up to 256
+      different values are exact; otherwise k-means chooses the entries, weighted by area and opacity squared, so that
+      invisible outliers take no entries. Log scales are clamped to [-20, 20].
     - rotations: an angle of 0.0193 (1.1 degrees).
     - opacities: 1/510.
-    - shN: codebook of 256 as above. If there are more than 16,384 different rows of coefficients, each is replaced by
-      one of up to 65,536 rows, which k-means chooses; up to 65,536 rows of no more than 256 different values are exact.
+    - shN: a codebook of 256 entries as above. If there are more than 16,384 different rows of coefficients, each is
+      replaced by one of up to 65,536 rows chosen by k-means; up to 65,536 rows with at most 256 different values are
+      exact.
 
     Args:
-        path: A name that ends in ``.sog`` for a ZIP archive; a folder, which is created if it does not exist, or its
-            ``meta.json``, for single files. If the folder has such a model already, the images get new names, as in
-            ``means_l_2.webp``, until ``meta.json`` is replaced; so it has the old or the new model whatever happens.
-        gaussians: Gaussians of SH degree 0 to 3, or rows of a model that is larger than memory. Codebooks and palettes
-            are those of every k-th one if there are more than 1,048,576.
+        path: A name that ends in ``.sog`` for a ZIP archive; or for single files, a folder, which is created if it does
+            not exist, or its ``meta.json``. If the folder already contains a model, the images get new names, such as
+            ``means_l_2.webp``, until ``meta.json`` is replaced, so that it contains either the old or the new model at
+            any time.
+        gaussians: Gaussians of SH degree 0 to 3, or rows of a model that is larger than memory. If there are more than
+            1,048,576, codebooks and palettes are computed from every k-th Gaussian.
 
     Returns:
-        What is lost, as :func:`write_model` does, with the number of rows of coefficients if they are clustered.
+        Losses as in :func:`write_model`, including the number of palette rows if SH coefficients are clustered.
 
     Raises:
         UnsupportedError: The SH degree is above 3.
@@ -110,7 +112,7 @@ def sorted_files(rows: Rows, folder: Path, lost: list[str], suffix: str = "") ->
 
 
 def sog_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
-    """Returns the content of the archive that :func:`write_sog` writes, and what is lost; raises the same errors."""
+    """Returns the content of the archive that :func:`write_sog` writes, and the losses; raises the same errors."""
     require("PIL")
     lost: list[str] = []
     content = io.BytesIO()
@@ -120,17 +122,17 @@ def sog_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
 
 
 def write_archive(file: BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:
-    """Writes a ZIP archive of files that are compressed already. It has no dates."""
+    """Writes a ZIP archive without dates from files that are already compressed."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, content in files:
             archive.writestr(zipfile.ZipInfo(name), content)
 
 
 def sog_files(rows: Rows, bounds: Floats, lost: list[str], suffix: str = "") -> Iterator[tuple[str, bytes]]:
-    """Encodes the files of a dataset one after another, ``meta.json`` last; each is a name and its content.
+    """Yields the names and contents of a dataset's files one by one, ``meta.json`` last.
 
     Args:
-        rows: Valid, in the order of the file.
+        rows: Valid Gaussians in file order.
         bounds: Bounds of the means, [2, 3].
         lost: List to which losses are appended.
         suffix: Appended to the names of :data:`IMAGES`.
@@ -196,7 +198,7 @@ def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Byt
 
 
 def mean_rounding(bounds: Floats) -> MeanRounding:
-    """Returns the rounding of the means of a model with bounds [2, 3]."""
+    """Returns the function that rounds means as SOG stores them, given their bounds [2, 3]."""
     return lambda means: decode_means(*_words(means, bounds))
 
 
@@ -207,21 +209,20 @@ def position_error(bounds: Floats) -> float:
 
 
 def _log_bounds(bounds: Floats) -> NDArray[np.float64]:
-    """Returns the logarithms of bounds. Not rounded to float32, which would move the bounds of a file that is written
-    again."""
+    """Returns the logarithms of bounds, not rounded to float32, so that reading and writing a file again keeps them."""
     return signed_log(bounds) + 0  # no -0
 
 
 def _words(means: Floats, bounds: Floats) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
-    """Encodes means [N, 3] in 16 bits between bounds, and returns the logarithms [2, 3] of these."""
+    """Encodes means [N, 3] with 16 bits between bounds; also returns the logarithms [2, 3] of the bounds."""
     low, high = log_bounds = _log_bounds(bounds)
     fractions = fractions_of(low, high, signed_log(means))
     return np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16), log_bounds
 
 
 def _error_weights(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:
-    """Returns weights [N, 3] of squared errors by what they change in images: the area that each axis spans with the
-    largest of the others, times opacity^2."""
+    """Returns weights [N, 3] of squared errors by their effect on images: the area that each axis spans with the
+    largest other axis, times the squared opacity."""
     logs = log_scales.astype(np.float64)
     largest = np.stack([np.delete(logs, axis, 1).max(1) for axis in range(3)], 1)
     weights: NDArray[np.float64] = np.exp(logs + largest) * np.square(opacities.reshape(-1, 1).astype(np.float64))
@@ -230,8 +231,8 @@ def _error_weights(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]
 
 
 def _codebook(rows: Rows, values: Callable[[Gaussians], Floats], sample: Floats, weights: NDArray[Any]) -> Floats:
-    """Returns up to 256 entries for values of the rows, in increasing order: those of a sample, unless there are no
-    more different ones in all."""
+    """Returns up to 256 ascending codebook entries for values of the rows: all different values if there are at most
+    256, otherwise entries computed from a sample."""
     if len(sample) < rows.count:
         distinct = np.zeros(0, np.float32)
         for chunk in rows.chunks():
@@ -244,22 +245,22 @@ def _codebook(rows: Rows, values: Callable[[Gaussians], Floats], sample: Floats,
 
 
 def _entries(values: Floats, weights: NDArray[Any] | None = None) -> Floats:
-    """Returns up to 256 entries for values, in increasing order; each is the nearest one of some value."""
+    """Returns up to 256 ascending codebook entries for values; each is the nearest entry of some value."""
     entries, indices = cluster_values(values, CODEBOOK, weights)
     return entries[np.unique(indices)]
 
 
 def _padded(entries: Floats) -> list[float]:
-    """Returns entries as a codebook of 256, with as few digits as they need."""
+    """Pads entries to a codebook of 256, with as few digits as float32 needs."""
     padded = np.concatenate([entries, np.full(CODEBOOK - len(entries), entries[-1] if len(entries) else 0)])
     return [float(str(value)) for value in padded.astype(np.float32)]
 
 
 def _palette(rows: Rows, sample: Gaussians) -> tuple[Floats, Bytes, NDArray[np.int32], bool]:
-    """Chooses a palette of the SH coefficients [N, K - 1, 3] and its codebook.
+    """Chooses a palette of SH coefficients [N, K - 1, 3] and its codebook.
 
-    Returns the entries of the codebook; the palette as indices into it, [entries, K - 1, 3], in the order in which
-    Gaussians use it; the entry of each Gaussian, [N]; and whether the palette has every row.
+    Returns the codebook; the palette as indices into it, [entries, K - 1, 3], in the order of first use; the palette
+    entry of each Gaussian, [N]; and whether the palette contains every row exactly.
     """
     shape = rows.properties.shapes["shN"]
     if not rows.count:
@@ -286,13 +287,13 @@ def _palette(rows: Rows, sample: Gaussians) -> tuple[Floats, Bytes, NDArray[np.i
             labels[start:stop] = clusters.nearest(coefficients.to(clusters.centroids)).numpy()
     used = np.flatnonzero(np.bincount(labels, minlength=len(palette)))
     entries = _entries(palette[used])
-    # By their indices, because different rows may have become equal.
+    # Compare indices, because different rows may have become equal.
     indices = nearest_values(entries, palette[used]).astype(np.uint8)
     _, firsts, merged = np.unique(_as_keys(indices), return_index=True, return_inverse=True)
     merged_labels = np.zeros(len(palette), np.int32)
     merged_labels[used] = merged.reshape(-1)
     labels = merged_labels[labels]
-    # In the order of their first Gaussians.
+    # Sort by the first Gaussian that uses each entry.
     first_rows = np.full(len(firsts), rows.count)
     np.minimum.at(first_rows, labels, np.arange(rows.count))
     order = first_rows.argsort()
@@ -301,7 +302,8 @@ def _palette(rows: Rows, sample: Gaussians) -> tuple[Floats, Bytes, NDArray[np.i
 
 
 def _distinct(rows: Rows) -> Floats | None:
-    """Returns the different rows of SH coefficients, sorted by their bytes; None if they are too many for a palette."""
+    """Returns the different rows of SH coefficients, sorted by their bytes; None if there are too many for a
+    palette."""
     distinct: NDArray[Any] | None = None
     for start, stop in rows.ranges():
         keys = _as_keys(rows.columns(("shN",), start, stop)["shN"].flatten(1).numpy())
@@ -313,7 +315,7 @@ def _distinct(rows: Rows) -> Floats | None:
 
 
 def _n_clusters(distinct: Floats | None) -> int | None:
-    """Returns the number of clusters for different rows; None if the palette has all of them exactly."""
+    """Returns the number of clusters for the different rows; None if the palette can contain all of them exactly."""
     if distinct is None:
         return PALETTE_MAX
     if len(distinct) <= EXACT_PALETTE or len(np.unique(distinct)) <= CODEBOOK:
@@ -322,7 +324,7 @@ def _n_clusters(distinct: Floats | None) -> int | None:
 
 
 def _as_keys(rows: NDArray[Any]) -> NDArray[Any]:
-    """Returns one key for each row of [N, D]; keys are equal where rows are."""
+    """Returns a key for each row of an array [N, D]; equal rows have equal keys."""
     return rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
 
 
@@ -335,7 +337,7 @@ def _palette_image(indices: Bytes) -> Bytes:
 
 
 def _image(rows: Rows, channels: int, encode: Callable[[Gaussians], NDArray[Any]]) -> Bytes:
-    """Encodes rows as values from 0 to 255, and arranges them. [H, W, channels]"""
+    """Encodes rows as values from 0 to 255, and arranges them as an image [H, W, channels]."""
     values = np.empty((rows.count, channels), np.uint8)
     for start, stop in rows.ranges():
         values[start:stop] = encode(rows.read(start, stop))
@@ -343,7 +345,7 @@ def _image(rows: Rows, channels: int, encode: Callable[[Gaussians], NDArray[Any]
 
 
 def _as_image(values: Bytes) -> Bytes:
-    """Arranges values [N, channels] as an image whose sides are multiples of 4. [H, W, channels]"""
+    """Arranges values [N, channels] as an image [H, W, channels] whose sides are multiples of 4."""
     count, channels = values.shape
     width = max(math.ceil(math.sqrt(count) / 4), 1) * 4
     height = max(math.ceil(count / width / 4), 1) * 4

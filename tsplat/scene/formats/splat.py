@@ -1,7 +1,7 @@
-"""``.splat`` files (antimatter15/splat): 32 bytes per Gaussian, without a header.
+"""Reads and writes ``.splat`` files (antimatter15/splat): 32 bytes per Gaussian, without a header.
 
-One record: position as 3 float32, scales (after exp) as 3 float32, RGBA as 4 bytes (opacity after the sigmoid), and the
-quaternion wxyz as 4 bytes, each component (byte - 128) / 128.
+A record has the position as 3 float32, scales after exp as 3 float32, RGBA as 4 bytes (opacity after the sigmoid), and
+the quaternion wxyz as 4 bytes, each component (byte - 128) / 128.
 """
 
 import os
@@ -21,7 +21,8 @@ from .foreign import Warn
 from .model_memory import check_model_memory
 
 NORM_TOLERANCE = 1 / 64
-"""Quaternions whose norm differs from 1 by at most this are not normalized: those of a file have rounded components."""
+"""Quaternions whose norm differs from 1 by at most this value are not normalized, because files store rounded
+components."""
 
 RECORD = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), ("quats", "u1", 4)])
 
@@ -30,11 +31,12 @@ def read_splat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> G
     """Reads a ``.splat`` file. The Gaussians have SH degree 0.
 
     Args:
-        path: The file.
-        warn: Called with a note of Gaussians with negative scales, which are invalid.
+        path: Path of the file.
+        warn: Called with a note about negative scales, which make Gaussians invalid.
 
     Raises:
-        FileError: The file size is not a multiple of the record size, or most scales are negative, as logarithms are.
+        FileError: The file size is not a multiple of the record size, or most scales are negative and so look like
+            logarithms.
         OSError: The file cannot be read.
     """
     with open_file(path) as file:
@@ -55,11 +57,11 @@ def read_splat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> G
 def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
     """Writes a ``.splat`` file atomically, sorted by decreasing volume times opacity for progressive viewers.
 
-    The format has no view dependence (spherical harmonics above degree 0), no colors outside [0, 1], no antialiased
-    flag, and 8 bits per component of colors, opacities and rotations.
+    The format stores colors, opacities and rotations with 8 bits per component. It has no view dependence (spherical
+    harmonics above degree 0), no colors outside [0, 1], and no antialiased flag.
 
     Returns:
-        What is lost, as :func:`write_model` does.
+        Losses as in :func:`write_model`.
 
     Raises:
         ArgumentError: A Gaussian is invalid; the format cannot represent NaN.
@@ -78,7 +80,7 @@ def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]
     records["rgba"] = levels(rgba.numpy() * 255)
     records["quats"] = (quats * 128 + 128).round().clamp(0, 255).numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
-        # Of the values in the file, so that it has the same order when it is written again.
+        # Sort by the stored values, so that reading and writing the file again keeps the order.
         sizes = np.log(records["scales"].astype(np.float64)).sum(1) + np.log(records["rgba"][:, 3])
     with atomic_write(path) as file:
         file.write(records[np.argsort(-sizes, kind="stable")].tobytes())

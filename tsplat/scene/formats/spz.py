@@ -1,11 +1,12 @@
-"""Niantic's SPZ: fixed-point Gaussians in sections, compressed with gzip (versions 2 and 3) or zstd (version 4).
+"""Reads Niantic's SPZ: fixed-point Gaussians in sections, compressed with gzip (versions 2 and 3) or zstd (version 4).
 
-Sections: positions (3 x 24 bits per Gaussian), opacities (1 byte), colors (3 bytes), log scales (3 bytes), rotations,
-and SH coefficients above degree 0 (1 byte each, channels innermost). Rotations are 3 bytes xyz in version 2; from
-version 3 on they are a uint32 with the index of the largest component of xyzw and the others as a sign and 9 bits.
+The sections are positions (3 x 24 bits per Gaussian), opacities (1 byte), colors (3 bytes), log scales (3 bytes),
+rotations, and SH coefficients above degree 0 (1 byte each, channels innermost). Rotations are 3 bytes xyz in version 2;
+from version 3 on, they are a uint32 with the index of the largest component of xyzw and the others as a sign and 9
+bits.
 
-The frame of the format is x right, y up, z backward, unless an extension names another one. The reader converts
-Gaussians to x right, y down, z forward, as in PLY files: usually a rotation by 180 degrees about x.
+The axes of the format are x right, y up, z backward, unless an extension names others. The reader converts Gaussians to
+x right, y down, z forward, as in PLY files, usually by a rotation by 180 degrees about x.
 """
 
 import gzip
@@ -36,7 +37,7 @@ HEADER = struct.Struct("<4sIIBBBB")
 HEADER_4 = struct.Struct("<4sIIBBBBI12x")
 STREAM = struct.Struct("<QQ")
 ANTIALIASED, EXTENSIONS, LEVELS = 0x01, 0x02, 0x80
-"""Bits of the header's flags. LEVELS (Spark): the Gaussians are a tree with several levels of detail."""
+"""Bits of the flags in the header. LEVELS (Spark) marks a tree of several levels of detail."""
 
 FRACTION_MAX = 24
 """Maximum number of fractional bits of positions."""
@@ -48,7 +49,7 @@ ZSTD_RATIO_MAX = 1 << 15
 """Maximum compression ratio of zstd: blocks of 128 KiB in 4 bytes."""
 
 PIECE = 1 << 22
-"""Bytes decompressed at a time."""
+"""Number of bytes that are decompressed at a time."""
 
 COLOR_SCALE = 0.15
 
@@ -56,16 +57,16 @@ COLOR_SCALE = 0.15
 def read_spz(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
     """Reads SPZ versions 2, 3 and 4, converted to the axes of PLY files.
 
-    Decompresses at most the amount of data that the header announces, and 1 MiB of extensions.
+    It decompresses at most as much data as the header announces, plus 1 MiB of extensions.
 
     Args:
-        path: The file.
-        warn: Called with a note of flags, extensions and data that are ignored.
+        path: Path of the file.
+        warn: Called with notes about ignored flags, extensions and data.
 
     Raises:
-        FileError: The file is not an SPZ file, is damaged, or is cut short.
-        UnsupportedError: Another version of the format, or levels of detail.
-        MissingExtraError: Version 4, and zstandard is not installed.
+        FileError: The file is not an SPZ file, is damaged, or is truncated.
+        UnsupportedError: The version is not supported, or the file has levels of detail.
+        MissingExtraError: The file has version 4, and zstandard is not installed.
         OSError: The file cannot be read.
     """
     name = str(path)
@@ -91,9 +92,9 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: War
     """Reads versions 2 and 3: a header of 16 bytes, the sections, and extensions.
 
     Args:
-        path: For messages.
-        file: Uncompressed data.
-        max_bytes: Upper bound of its size.
+        path: Path of the file, for messages.
+        file: Decompressed data.
+        max_bytes: Upper bound of the size of the data.
         warn: As for :func:`read_spz`.
     """
     header = file.read(HEADER.size)
@@ -117,7 +118,7 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: War
                 f"{path}: expected {count:,} Gaussians, but the file ends within the sections; it is cut short"
             )
         sections.append(section)
-    rest = _read_up_to(file, EXTENSIONS_MAX + 1)  # reaching the end makes gzip verify its checksum
+    rest = _read_up_to(file, EXTENSIONS_MAX + 1)  # at the end, gzip verifies its checksum
     if len(rest) > EXTENSIONS_MAX:
         raise FileError(f"{path}: expected {count:,} Gaussians, but more data follows them; the file is damaged")
     axes = parse_extensions(path, rest, warn) if flags & EXTENSIONS else RUB
@@ -156,7 +157,7 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
         reader = zstandard.ZstdDecompressor().stream_reader(content[start : start + packed])
         try:
             sections[i] = _read_up_to(reader, size)
-            longer = bool(reader.read(1))  # reaching the end makes zstd verify its checksum
+            longer = bool(reader.read(1))  # at the end, zstd verifies its checksum
         except zstandard.ZstdError as error:
             raise FileError(f"{path}: the zstd stream {i} is damaged ({error})") from error
         if len(sections[i]) < size or longer:
@@ -167,7 +168,7 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
 
 
 def _check_flags(path: str, flags: int, warn: Warn) -> None:
-    """Raises :class:`UnsupportedError` for levels of detail, and notes unknown flags."""
+    """Raises :class:`UnsupportedError` for levels of detail, and calls `warn` with unknown flags."""
     if flags & LEVELS:
         raise UnsupportedError(
             f"{path}: levels of detail (Spark's flag 0x80) are not implemented; export it without them"
@@ -177,7 +178,7 @@ def _check_flags(path: str, flags: int, warn: Warn) -> None:
 
 
 def _read_up_to(file: BinaryIO | io.BufferedIOBase, size: int) -> bytes:
-    """Reads at most `size` bytes, piece by piece, so that memory is allocated only for data that exists."""
+    """Reads at most `size` bytes in pieces, so that memory is allocated only for data that exists."""
     pieces = []
     while size and (piece := file.read(min(size, PIECE))):
         pieces.append(piece)
@@ -208,7 +209,7 @@ def _decode(
     words[..., 1:] = positions.reshape(count, 3, 3)
     # 24-bit integers in the upper three bytes of an int32 keep their sign.
     means = (words.view("<i4")[..., 0] >> 8) * np.float32(2.0**-fraction)
-    if version == 2:  # xyz as bytes, w positive and omitted
+    if version == 2:  # xyz as bytes; w is positive and omitted
         others = rotations.reshape(count, 3).astype(np.float32) / 127.5 - 1
         quats = quats_from_smallest_three(others, np.zeros(count, np.intp))
     else:

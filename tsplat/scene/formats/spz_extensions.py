@@ -1,7 +1,7 @@
-"""Extensions of SPZ files: records of a type, a size in bytes, and that many bytes.
+"""Reads the extensions of SPZ files: records with a type, a size in bytes, and data of this size.
 
 They follow the header in version 4, and the Gaussians in versions 2 and 3. SPZ_ADOBE_coordinate_system names the axes
-that a file is stored with. Others are ignored, such as SPZ_ADOBE_safe_orbit_camera, which limits a camera.
+of the file. Others are ignored, such as SPZ_ADOBE_safe_orbit_camera, which limits a camera.
 """
 
 import struct
@@ -14,7 +14,7 @@ RECORD = struct.Struct("<II")
 VALUE = struct.Struct("<I")
 COORDINATE_SYSTEM = 0xADBE0003
 NAMES = {0xADBE0002: "SPZ_ADOBE_safe_orbit_camera"}
-"""Code of an ignored extension -> its name in messages. Others are named by their code."""
+"""Code of an ignored extension -> name for messages. Others are named by their code."""
 
 EXTENSIONS_MAX = 1 << 20
 """Maximum size of all extensions in bytes."""
@@ -22,17 +22,18 @@ EXTENSIONS_MAX = 1 << 20
 UPRIGHT = ("LDB", "RDB", "LUB", "RUB", "LDF", "RDF", "LUF", "RUF")
 TURNED = ("LFD", "RFD", "LFU", "RFU", "LBD", "RBD", "LBU", "RBU")
 AXES = (*UPRIGHT, *TURNED)
-"""Directions of x, y and z: left or right, down or up, backward or forward (F). A file has the index plus one.
+"""Directions of x, y and z: left or right, down or up, backward or forward (F). Files store the index plus one.
 
 Niantic's library of July 2026 converts LFD, RFD, LBU and RBU to RUB as if they were LBU, RBU, LFD and RFD.
 """
 
 QUARTER_TURN = (0.5**0.5, -(0.5**0.5), 0.0, 0.0)
-"""Quaternion wxyz of the rotation about x that turns y to -z, after which axes of :data:`TURNED` are upright."""
+"""Quaternion wxyz of the rotation about x that maps y to -z and makes axes of :data:`TURNED` upright."""
 
 
 class Axes(NamedTuple):
-    """Conversion of Gaussians to the axes of a PLY: signs of x, y and z, and then a quarter turn about x or none."""
+    """Conversion of Gaussians to the axes of a PLY: signs of x, y and z, then optionally a 90-degree rotation about
+    x."""
 
     x: int
     y: int
@@ -41,9 +42,9 @@ class Axes(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> "Axes":
-        """Returns the conversion of one of :data:`AXES`."""
+        """Returns the conversion for one of :data:`AXES`."""
         x, y, z = (1 if letter in "RDF" else -1 for letter in name)
-        # The turn exchanges y, forward or backward, with z, down or up, and changes the sign of y.
+        # The rotation swaps y (forward or backward) and z (down or up), and changes the sign of y.
         return cls(x, -y, z, turned=True) if name in TURNED else cls(x, y, z)
 
 
@@ -52,15 +53,15 @@ RUB = Axes.of("RUB")
 
 
 def parse_extensions(path: str, records: bytes, warn: Warn) -> Axes:
-    """Returns the axes that the extensions of a file name, by default :data:`RUB`. The first name counts.
+    """Returns the axes that the first such extension of a file names, by default :data:`RUB`.
 
     Args:
-        path: For messages.
-        records: All extensions.
-        warn: Called with the names of those that are ignored.
+        path: Path of the file, for messages.
+        records: The bytes of all extensions.
+        warn: Called with the names of ignored extensions.
 
     Raises:
-        FileError: A record is cut short or invalid.
+        FileError: A record is truncated or invalid.
     """
     systems: list[int] = []
     ignored: list[str] = []

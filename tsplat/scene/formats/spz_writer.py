@@ -1,4 +1,4 @@
-"""Writing SPZ 3 and 4; :mod:`~tsplat.scene.formats.spz` describes and reads the format."""
+"""Writes SPZ 3 and 4; :mod:`~tsplat.scene.formats.spz` describes and reads the format."""
 
 import math
 import os
@@ -22,18 +22,18 @@ from .spz import ANTIALIASED, COLOR_SCALE, FRACTION_MAX, HEADER, HEADER_4, MAGIC
 from .spz_extensions import RUB
 
 GZIP_LEVEL = 6
-"""Level 9 takes seven times as long for files that are 3 % smaller."""
+"""Compression level. Level 9 takes seven times as long for files that are 3 % smaller."""
 
 ZSTD_LEVEL = 12
 
 FRACTION = 12
-"""Fractional bits of positions of a model whose largest coordinate is from 1 to 2,047."""
+"""Number of fractional bits of positions if the largest coordinate is from 1 to 2,047."""
 
 POSITION_MAX = 1 << 23
-"""Positions are integers from -this to this - 1, divided by 2^(fractional bits)."""
+"""Positions are integers from -POSITION_MAX to POSITION_MAX - 1, divided by 2^(fractional bits)."""
 
 DEGREES_MAX = {3: 3, 4: 4}
-"""Version -> largest SH degree."""
+"""Version -> maximum SH degree."""
 
 CLAMPED = ("log scales outside [-10, 5.94]", "colors outside [-0.44, 1.44]", "SH coefficients outside [-1, 1]")
 
@@ -47,7 +47,7 @@ ROTATION_MAX = 511
 def write_spz(path: str | os.PathLike[str], gaussians: Gaussians | Rows, *, version: int = 3) -> list[str]:
     """Writes SPZ atomically, in Morton order, rotated to the axes of the format.
 
-    Largest errors, where values are not clamped:
+    Largest errors of values that are not clamped:
 
     - means: 2^-13 world units. If the largest coordinate is 2,048 or more, errors are larger: 2^-24 of the next power
       of two. If it is below 0.5, they are smaller: 2^-13 of the next power of two, but not below 2^-25.
@@ -60,16 +60,17 @@ def write_spz(path: str | os.PathLike[str], gaussians: Gaussians | Rows, *, vers
 
     Args:
         path: File to write.
-        gaussians: Gaussians of SH degree 0 to 3, in version 4 also 4; or rows of a model that is larger than memory.
+        gaussians: Gaussians of SH degree 0 to 3, or 0 to 4 in version 4; or rows of a model that is larger than memory.
         version: 3 (gzip) or 4 (zstd).
 
     Returns:
-        What is lost, as :func:`write_model` does.
+        Losses as in :func:`write_model`.
 
     Raises:
-        UnsupportedError: The SH degree is above that of the version.
-        ArgumentError: A Gaussian is invalid, a coordinate is 2^23 or more in magnitude, or the version is another.
-        MissingExtraError: Version 4, and zstandard is not installed.
+        UnsupportedError: The version does not support the SH degree.
+        ArgumentError: A Gaussian is invalid, a coordinate is 2^23 or more in magnitude, or the version is neither 3 nor
+            4.
+        MissingExtraError: The version is 4, and zstandard is not installed.
         OSError: The file cannot be written.
     """
     if version not in DEGREES_MAX:
@@ -86,7 +87,7 @@ def write_spz(path: str | os.PathLike[str], gaussians: Gaussians | Rows, *, vers
     lost: dict[str, None] = {}
     with morton_sorted(rows, mean_rounding(bounds), bounds, Path(path).parent) as ordered, atomic_write(path) as file:
         if version == 4:
-            # Readers expect a stream for each section.
+            # Readers expect one stream per section.
             file.write(HEADER_4.pack(*fields, len(sections), HEADER_4.size))
             table = file.tell()
             file.write(bytes(len(sections) * STREAM.size))
@@ -119,7 +120,7 @@ def _clamped(gaussians: Gaussians) -> list[str]:
 
 
 def _zstd(file: BinaryIO, content: Iterable[bytes], size: int) -> tuple[int, int]:
-    """Writes a compressed stream, and returns its size and that of the content, which is known before."""
+    """Writes a compressed stream of content with a known size; returns the compressed size and `size`."""
     import zstandard
 
     packer = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj(size=size)
@@ -131,7 +132,7 @@ def _zstd(file: BinaryIO, content: Iterable[bytes], size: int) -> tuple[int, int
 
 
 def _fractional_bits(means: Floats) -> int:
-    """Returns the fractional bits of positions: 12, fewer for large models and more for small ones.
+    """Returns the number of fractional bits of positions: 12, fewer for large models and more for small ones.
 
     Raises:
         ArgumentError: A coordinate is 2^23 or more in magnitude.
@@ -140,7 +141,7 @@ def _fractional_bits(means: Floats) -> int:
     for _ in range(2):
         exponent = math.frexp(largest)[1]  # largest < 2^exponent
         fraction = min(23 - exponent, FRACTION - min(exponent, 0), FRACTION_MAX)
-        # If rounding reaches 2^exponent, the bits are those of the rounded value, as when the file is written again.
+        # If rounding reaches 2^exponent, the bits follow from the rounded value, as when the file is written again.
         largest = min(round(largest * 2.0**fraction), POSITION_MAX - 1) / 2.0**fraction
     if fraction < 0:
         raise ArgumentError(
@@ -156,7 +157,7 @@ def _fixed_point(means: Floats, fraction: int) -> NDArray[np.int32]:
 
 
 def mean_rounding(bounds: Floats) -> MeanRounding:
-    """Returns the rounding of the means of a model with bounds [2, 3]."""
+    """Returns the function that rounds means as SPZ stores them, given their bounds [2, 3]."""
     fraction = _fractional_bits(bounds)
     return lambda means: _fixed_point(means, fraction) * 2.0**-fraction
 
@@ -167,7 +168,7 @@ def position_error(bounds: Floats) -> float:
 
 
 class _Section(NamedTuple):
-    """A parameter, the bytes of a row, and a function that encodes the values of rows."""
+    """A section of the file: the parameter, the bytes per Gaussian, and the function that encodes rows of it."""
 
     name: str
     size: int
@@ -175,7 +176,8 @@ class _Section(NamedTuple):
 
 
 def _sections(fraction: int, degree: int) -> list[_Section]:
-    """Returns sections of positions, opacities, colors, log scales, rotations and, above degree 0, SH coefficients."""
+    """Returns the sections for positions, opacities, colors, log scales, rotations and, above degree 0, SH
+    coefficients."""
     flips = np.array(SIGNS, "<i4")
     signs = sh_signs(degree, SIGNS).numpy()[:, None]
     opacity, color, scale, sh = (Rounding().levels for _ in range(4))
@@ -196,7 +198,7 @@ def _sections(fraction: int, degree: int) -> list[_Section]:
 
 
 def _encode(rows: Rows, section: _Section) -> Iterator[bytes]:
-    """Encodes a section, part by part."""
+    """Yields the encoded bytes of a section, range by range."""
     for start, stop in rows.ranges():
         yield section.encode(rows.columns((section.name,), start, stop)[section.name].numpy()).tobytes()
 
@@ -205,7 +207,7 @@ def _encode_quats(quats: Floats) -> NDArray[np.uint32]:
     """Encodes rotations [N, 4] wxyz; see ``decode_quats`` of the reader."""
     signs = np.array(SIGNS, np.float64)
     xyzw = quats[:, [1, 2, 3, 0]] * [*signs * signs.prod(), 1]
-    # Zero stands for no rotation.
+    # A zero quaternion becomes the identity.
     xyzw[~xyzw.any(1), 3] = 1
     return rotation_codes(xyzw, _encode_smallest_three, lambda words: decode_quats(words)[:, [1, 2, 3, 0]])
 

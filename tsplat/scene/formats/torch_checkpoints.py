@@ -1,4 +1,4 @@
-"""Training checkpoints of gsplat, nerfstudio's splatfacto and Inria's 3D Gaussian Splatting.
+"""Reads training checkpoints of gsplat, nerfstudio's splatfacto and Inria's 3D Gaussian Splatting.
 
 gsplat saves ``{"step": int, "splats": {means, scales, quats, opacities, sh0, shN}}`` as ``ckpt_<step>_rank<rank>.pt``,
 one file per rank with the Gaussians of that rank. Nerfstudio saves ``{"step": int, "pipeline":
@@ -35,17 +35,17 @@ CHECKPOINTS = (".pt", ".pth", ".ckpt")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 PIECE = 1 << 22
-"""Bytes read at a time to verify a checksum."""
+"""Number of bytes that are read at a time to verify a checksum."""
 
 RANK = re.compile(r"(?P<stem>.*?)(?P<step>\d*)_rank(?P<rank>\d{1,6})\.pt")
 NERFSTUDIO_NAMES = GSPLAT_NAMES | {"sh0": "features_dc", "shN": "features_rest"}
 NERFSTUDIO_NAME = re.compile(r"(?:module\.)?_model\.(?:gauss_params\.)?(\w+)")
-"""The state of nerfstudio's pipeline, also of several GPUs and of versions before 1.1."""
+"""Names in the state of nerfstudio's pipeline, also for several GPUs and versions before 1.1."""
 
 NERFSTUDIO_CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
 
 ANTIALIASED = {"config.yml": r"rasterize_mode: antialiased", "cfg.yml": r"antialiased: true"}
-"""Settings of nerfstudio and of gsplat, above the folder of the checkpoints -> line that says how they are rendered."""
+"""Settings file of nerfstudio or gsplat, above the checkpoint folder -> line that enables antialiasing."""
 
 SETTINGS_BYTES_MAX = 1 << 20
 
@@ -56,7 +56,7 @@ INRIA_INDICES = {"means": 1, "sh0": 2, "shN": 3, "log_scales": 4, "quats": 5, "o
 """Indices of the tensors in Inria's model_params."""
 
 NUMPY_GLOBALS: list[Any] = [
-    # Inria saves the scene extent as a NumPy scalar, whose constructor has different names in NumPy 1 and 2.
+    # Inria saves the scene extent as a NumPy scalar; its constructor has different names in NumPy 1 and 2.
     (np.float32(0).__reduce__()[0], "numpy.core.multiarray.scalar"),
     (np.float32(0).__reduce__()[0], "numpy._core.multiarray.scalar"),
     np.dtype,
@@ -70,13 +70,12 @@ def read_torch_checkpoint(
 ) -> Gaussians:
     """Reads a checkpoint of gsplat, with its ranks concatenated in order, of nerfstudio's splatfacto, or of Inria.
 
-    Whether the model is antialiased is read from the settings of gsplat and nerfstudio, in the folder above.
+    The settings of gsplat and nerfstudio in the parent folder determine whether the model is antialiased.
 
     Args:
-        paths: One file; the files of all ranks of gsplat; or a folder, of which the last step is read.
+        paths: One file; the files of all ranks of gsplat; or a folder, whose last step is read.
         force: Read values that look already activated instead of raising an error.
-        warn: Called with a note that names the parts of a checkpoint of gsplat that are ignored, such as the poses of
-            training cameras.
+        warn: Called with a note that lists ignored parts of a gsplat checkpoint, such as the poses of training cameras.
 
     Returns:
         Gaussians in float32 on the CPU.
@@ -89,7 +88,7 @@ def read_torch_checkpoint(
         OSError: A file cannot be read.
     """
     shards = _find_shards(paths)
-    # The files, and twice the parameters. One file may have the names of several ranks.
+    # Memory for the files and twice the parameters. Several names may refer to one file.
     needed = 3 * sum(os.stat(path).st_size for path in shards)
     check_memory(f"{shards[0]}: a checkpoint of {len(shards)} files", needed, "free some")
     steps, parts = zip(*(_read(path, warn) for path in shards))
@@ -98,7 +97,7 @@ def read_torch_checkpoint(
         name: torch.cat([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in PARAMETERS
     }
     scales = tensors["log_scales"]
-    is_flat = scales.dim() == 2 and scales.shape[1] == 2  # of 2DGS
+    is_flat = scales.dim() == 2 and scales.shape[1] == 2  # a checkpoint of 2DGS
     if is_flat:
         tensors["log_scales"] = torch.nn.functional.pad(scales, (0, 1))
     try:
@@ -111,7 +110,7 @@ def read_torch_checkpoint(
 
 
 def _find_shards(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Returns the files to read, ordered by rank. Raises if one is missing."""
+    """Returns the files to read, ordered by rank. Raises FileError if one is missing."""
     if isinstance(paths, str | os.PathLike):
         path = Path(paths)
         return _last_step(path) if path.is_dir() else _sorted_by_rank([path])
@@ -136,7 +135,8 @@ def _last_step(folder: Path) -> list[Path]:
 
 
 def _is_antialiased(checkpoint: Path) -> bool:
-    """Returns whether the settings above a checkpoint say so: YAML, read as text, as its tags could run code."""
+    """Returns whether the settings above a checkpoint enable antialiasing. YAML is read as text, because its tags could
+    run code."""
     for name, line in ANTIALIASED.items():
         with contextlib.suppress(OSError):
             text = read_file(checkpoint.absolute().parent.parent / name, SETTINGS_BYTES_MAX).decode("utf-8", "replace")
@@ -172,7 +172,7 @@ def _sorted_by_rank(paths: list[Path]) -> list[Path]:
 
 
 def _read(path: Path, warn: Warn) -> tuple[int | None, dict[str, Tensor]]:
-    """Returns the step, if known, and the parameters by their names in :class:`Gaussians`."""
+    """Returns the step, or None, and the parameters by their names in :class:`Gaussians`."""
     content = _load(path)
     step: object
     match content:
@@ -205,7 +205,7 @@ def _read(path: Path, warn: Warn) -> tuple[int | None, dict[str, Tensor]]:
                 f"{path}: {name}: expected a value for each entry, found {list(tensor.shape)} expanded from "
                 f"{tensor.untyped_storage().nbytes():,} bytes; save tensors that are contiguous"
             )
-    # Copied, so that nothing else of a storage stays in memory.
+    # Copy the tensors, so that the rest of their storages is released.
     plain_tensors = {name: tensor.detach().float().clone().contiguous() for name, tensor in tensors.items()}
     return step if isinstance(step, int) else None, plain_tensors
 
@@ -215,8 +215,8 @@ def _load(path: Path) -> Any:
         is_archive = opened.read(4) == ZIP
     if is_archive:
         _check_records(path)
-    # The legacy format is read from memory, where a damaged length cannot cause a large allocation. Archives are not
-    # mapped into memory: if a file is truncated while it is read, the process would end.
+    # The legacy format is read from memory, so that a damaged length cannot cause a large allocation. Archives are not
+    # mapped into memory, because truncating a mapped file while it is read would end the process.
     file = path if is_archive else io.BytesIO(path.read_bytes())
     try:
         with torch.serialization.safe_globals(NUMPY_GLOBALS), warnings.catch_warnings():
@@ -276,7 +276,7 @@ def _select_nerfstudio(path: Path, state: dict[Any, Any]) -> dict[str, Any]:
         raise FileError(f"{path}: 'pipeline' lacks {', '.join(missing)} of splatfacto; other methods are not read")
     tensors = {name: theirs_by_name[theirs] for name, theirs in NERFSTUDIO_NAMES.items()}
     if tensors["shN"].dim() == 3 and tensors["shN"].shape[1] == 0:
-        # With SH degree 0, colors are the sigmoid.
+        # With SH degree 0, splatfacto's colors are the sigmoid of sh0.
         tensors["sh0"] = sh_of_colors(tensors["sh0"].sigmoid())
     if tensors["sh0"].dim() == 2:
         tensors["sh0"] = tensors["sh0"][:, None]

@@ -1,4 +1,5 @@
-"""Meshes of models: :func:`extract_mesh` fuses rendered depth, :func:`write_mesh` writes PLY, OBJ and GLB files."""
+"""Extracts meshes from models: :func:`extract_mesh` fuses rendered depth, :func:`write_mesh` writes PLY, OBJ and
+GLB."""
 
 from .extraction import extract_mesh
 from .mesh import Mesh

@@ -1,4 +1,4 @@
-"""Depth frames: what a model looks like from a camera, as z of the first surface and its color at each pixel."""
+"""Renders depth frames: the z and the color of the first surface at each pixel of a camera."""
 
 import dataclasses
 import math
@@ -19,16 +19,16 @@ from ..option_types import DepthKind
 from ..rendered_views import render_views
 
 ALPHA_MIN, ALPHA_EMPTY = 0.5, 0.1
-"""Alpha from which a pixel shows a surface, and up to which it shows empty space."""
+"""Alpha above which a pixel shows a surface, and alpha below which it shows empty space."""
 
 SLABS = 12
-"""Slabs of equally many Gaussians by which the median depth is found."""
+"""Number of slabs with equal numbers of Gaussians for finding the median depth."""
 
 SAME_DEPTH = 1e-3
-"""Relative difference of depths that are those of one surface, however thin slabs are."""
+"""Relative difference below which depths belong to one surface, however thin the slabs are."""
 
 WEIGHT_MIN = 0.1
-"""Least weight of a pixel that shows a surface; that of one that is seen at a right angle is 1."""
+"""Minimum weight of a pixel that shows a surface; surfaces perpendicular to the ray have weight 1."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,11 +37,11 @@ class DepthFrame:
 
     Attributes:
         camera: A pinhole camera without distortion, on the device of the images.
-        depths: [H, W] z in the camera frame, world units; infinity where there is no surface, and 0 where that is not
-            known.
-        colors: [H, W, 3].
-        weights: [H, W] cosine of the angle between the ray and the normal of the depths, at least 0.1; 0.1 where there
-            is no surface.
+        depths: [H, W] z in the camera frame, world units; infinity where there is no surface, and 0 where it is unknown
+            whether there is one.
+        colors: [H, W, 3] RGB.
+        weights: [H, W] cosine of the angle between the ray and the normal of the depth map, at least 0.1; 0.1 where
+            there is no surface.
     """
 
     camera: Camera
@@ -56,20 +56,20 @@ class DepthFrame:
 
     @property
     def shown(self) -> Tensor:
-        """[H, W] bool, where there is a surface."""
+        """[H, W] bool, True for pixels that show a surface."""
         return (self.depths > 0) & (self.depths < math.inf)
 
     @property
     def pose(self) -> Tensor:
-        """[4, 4] camera to world."""
+        """The camera-to-world matrix [4, 4]."""
         pose: Tensor = torch.linalg.inv(self.camera.viewmat)
         return pose
 
 
 def as_pinhole(camera: Camera) -> Camera:
-    """Returns a pinhole camera with the position, the axes and the intrinsics of a camera, without its distortion.
+    """Returns the pinhole camera with the pose and intrinsics of a camera, without its distortion.
 
-    Raises UnsupportedError for models that are neither pinhole nor fisheye.
+    Raises UnsupportedError for models other than pinhole and fisheye.
     """
     if camera.model not in ("pinhole", "fisheye"):
         raise UnsupportedError(f"cameras: expected pinhole or fisheye cameras, found {camera.model!r}")
@@ -80,10 +80,10 @@ class DepthRenderer:
     """Renders depth frames of a model, which must not change.
 
     Args:
-        gaussians: Valid ones, on the device to render on.
-        depth: ``"expected"``, the mean of z weighted as colors are; or ``"median"``, the mean of z around the depth
-            at which the transmittance falls below one half. For 2D Gaussians, z is that of the planes that the ray
-            meets.
+        gaussians: Valid Gaussians on the device to render on.
+        depth: ``"expected"``, the mean of z with the weights of colors; or ``"median"``, the mean of z around the depth
+            at which the transmittance falls below one half. For 2D Gaussians, z is the depth at which the ray meets
+            their planes.
         backend: As for :func:`tsplat.rasterization`.
     """
 
@@ -93,7 +93,7 @@ class DepthRenderer:
         self._backend = backend
 
     def render(self, camera: Camera) -> DepthFrame:
-        """Renders a pinhole camera, which needs a near plane."""
+        """Renders the depth frame of a pinhole camera, which must have a near plane."""
         camera = camera.to(self._model.gaussians.means.device)
         gaussians = self._model.seen_by(camera, near=camera.near or 0.0)
         image, alphas = self._render(gaussians, camera, "RGB+ED")
@@ -103,7 +103,7 @@ class DepthRenderer:
         return DepthFrame(camera, depths, image[..., :3].clamp(0, 1), _weights(camera, depths))
 
     def _render(self, gaussians: Gaussians, camera: Camera, render_mode: RenderMode) -> tuple[Tensor, Tensor]:
-        """Renders channels [H, W, X], of which expected depth is the last one, and alpha [H, W]."""
+        """Renders channels [H, W, X], the last of which is expected depth, and alpha [H, W]."""
         options: dict[str, Any] = dict(background=None, render_mode=render_mode, backend=self._backend)
         if gaussians.surfels:
             options["depth_mode"] = "ray" if self._depth == "median" else "expected"
@@ -111,11 +111,11 @@ class DepthRenderer:
         return images[0], alphas[0, ..., 0]
 
     def _find_medians(self, gaussians: Gaussians, camera: Camera) -> Tensor:
-        """Returns the depth [H, W] at which the transmittance falls below one half; 0 where it does not.
+        """Returns the depth [H, W] around which the transmittance falls below one half; 0 where it stays above.
 
-        The Gaussians are rendered in slabs of depth, front to back. Their transmittances show in which slab that is.
-        The depth is the expected one of this slab and those of its neighbors that are no farther from it than slabs
-        are thick: a surface that two slabs share would have a step where the median passes from one to the other.
+        The Gaussians are rendered in slabs of depth, front to back. The transmittances of the slabs show which slab
+        contains the median. The result is the expected depth of this slab and of those neighbors that are no farther
+        from it than slabs are thick. Without the neighbors, a surface that crosses two slabs would have a step.
         """
         z = gaussians.means @ camera.viewmat[2, :3] + camera.viewmat[2, 3]
         order = z.argsort()
@@ -137,7 +137,7 @@ class DepthRenderer:
 
 
 def _weights(camera: Camera, depths: Tensor) -> Tensor:
-    """Returns the cosine [H, W] between rays and normals, at the border those of the next pixels."""
+    """Returns the cosine [H, W] of the angle between rays and normals; border pixels repeat their neighbors."""
     if min(depths.shape) < 3:
         return torch.full_like(depths, WEIGHT_MIN)
     depths = torch.where(depths < math.inf, depths, 0)

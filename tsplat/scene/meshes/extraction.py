@@ -1,4 +1,4 @@
-"""Meshes of models: depth frames are rendered, fused into a volume, and its zero crossing is extracted."""
+"""Extracts meshes: renders depth frames of a model, fuses them into a volume, and extracts its zero crossing."""
 
 import dataclasses
 import itertools
@@ -26,19 +26,20 @@ from .mesh import Mesh, decimate_mesh, keep_components
 from .volume import Grid, Volume, make_grid
 
 RESOLUTION = 256
-"""Voxels along the longest side of the bounds."""
+"""Default number of voxels along the longest side of the bounds."""
 
 PREVIEWS, PREVIEW_SIZE = 40, 64
-"""Number of views, and longest side of their images, by which bounds are found."""
+"""Number of views, and longest side of their images, for finding the bounds."""
 
 TRIMMED = 0.005
-"""Share of the surface points outside of the bounds at each end of each axis."""
+"""Share of the surface points that may lie outside of the bounds at each end of each axis."""
 
 FAR = 3.0
-"""Depth up to which cameras that look at no common point show the scene, over the depth of its nearest quarter."""
+"""For cameras without a common target: depth up to which the scene extends, relative to the first quartile of
+depths."""
 
 DISTANCE_MIN = 1e-3
-"""Least magnitude of a distance in truncations."""
+"""Minimum magnitude of a distance in units of the truncation."""
 
 Mask = NDArray[np.bool_]
 
@@ -60,37 +61,37 @@ def extract_mesh(
     on_progress: Show = lambda stage, done, total: None,
     tell: Callable[[str], object] = lambda message: None,
 ) -> Mesh:
-    """Returns the surface of a model as a mesh: depth from many cameras is fused into a truncated signed distance
-    function on a grid (Curless and Levoy, 1996), whose zero crossing marching cubes extract.
+    """Extracts the surface of a model as a mesh.
 
-    Only what a camera sees has a surface, and it is open where the rest begins. A model is closed where cameras see it
-    from all around.
+    Depth maps of many cameras are fused into a truncated signed distance function on a grid (Curless and Levoy, 1996),
+    and marching cubes extracts its zero crossing. The mesh contains only the surfaces that cameras see, with open
+    borders where these end. It is closed if the cameras see the model from all sides.
 
     Args:
-        gaussians: On the device to render on. Invalid Gaussians are removed.
-        cameras: Pinhole or fisheye cameras, which are rendered without distortion.
-        depth: ``"expected"``, the mean of z weighted as colors are; or ``"median"``, the mean of z around the depth
-            where half of the light is left.
-        voxel: Edge of a voxel in world units.
-        resolution: Number of voxels along the longest side, 256 by default; not with `voxel`.
-        bounds: Two corners of a box; None for that of what the cameras show, without what is much farther away than the
-            rest.
-        truncation: Distance from the surface within which frames are fused, in voxels, at least 2. More smooths noise,
-            less keeps thin parts.
-        components: Number of connected components to keep, those of the largest areas; None for all that have at least
-            1 % of the area of the largest.
-        faces: Number of faces to decimate to; None for all.
+        gaussians: Model on the device to render on. Invalid Gaussians are removed.
+        cameras: Pinhole or fisheye cameras; they are rendered without distortion.
+        depth: ``"expected"``, the mean of z with the weights of colors; or ``"median"``, the mean of z around the depth
+            at which the transmittance falls below one half.
+        voxel: Edge length of a voxel in world units.
+        resolution: Number of voxels along the longest side, 256 by default; cannot be combined with `voxel`.
+        bounds: Two corners of a box; None for the bounds of the visible scene, without parts that are much farther away
+            than the rest.
+        truncation: Distance from the surface within which frames are fused, in voxels, at least 2. Larger values smooth
+            noise, smaller values preserve thin parts.
+        components: Number of connected components to keep, by area; None for all with at least 1 % of the area of the
+            largest.
+        faces: Number of faces to decimate to; None for no decimation.
         backend: As for :func:`tsplat.rasterization`.
-        on_progress: Called with a stage, what is done, and the total.
-        tell: Called with the size of the grid and the memory that it takes, before work starts.
+        on_progress: Called with a stage, the finished amount, and the total.
+        tell: Called with a description of the grid and its memory before work starts.
 
     Raises:
         ArgumentError: There are no Gaussians or cameras, nothing is opaque, the voxel is larger than the surface, or a
             number is out of range.
-        MemoryBudgetError: The grid does not fit into the memory that is free.
+        MemoryBudgetError: The grid does not fit into free memory.
         UnsupportedError: A camera is neither pinhole nor fisheye.
         MissingExtraError: scikit-image or, for `faces`, fast-simplification is not installed.
-        BackendError: As :func:`tsplat.rasterization`.
+        BackendError: The backend is not available.
     """
     require("skimage", *([] if faces is None else ["fast_simplification"]))
     check_choice("depth", depth, get_args(DepthKind))
@@ -145,10 +146,11 @@ def _check(
 
 
 def _find_bounds(renderer: DepthRenderer, views: Sequence[Camera], on_progress: Show) -> Box:
-    """Returns a box of what small images of some views show, without the ends of its distribution.
+    """Returns the bounds of the surface points in small images of some views, ignoring the extremes.
 
-    The background of an object is left out: points that are farther from the cameras, along an axis, than the point
-    that all look at; or, of cameras that look at no common point, as in a room, than three times what is near.
+    The background is left out: points that are farther from the cameras along an axis than their common target. If the
+    cameras have no common target, as in a room, points are left out if they are farther than three times the first
+    quartile of depths.
     """
     previews = [resize_camera(view, PREVIEW_SIZE) for view in choose_evenly(views, PREVIEWS)]
     frames = []
@@ -188,7 +190,7 @@ def _describe(grid: Grid, n: int) -> str:
 
 
 def _extract(volume: Volume, components: int | None, faces: int | None, on_progress: Show) -> Mesh:
-    """Returns the zero crossing of a volume between voxels that were seen."""
+    """Extracts the zero crossing of a volume between voxels that were seen."""
     from skimage import measure
 
     marching_cubes: Any = measure.marching_cubes  # not typed
@@ -200,11 +202,11 @@ def _extract(volume: Volume, components: int | None, faces: int | None, on_progr
     )
     if not complete.any() or not (distances[seen] < 0).any() or not (distances[seen] > 0).any():
         raise no_surface
-    # No vertex is at a voxel, so that each triangle lies within one cube.
+    # Keep vertices away from voxel centers, so that each triangle lies within one cube.
     distances = np.copysign(np.abs(distances).clip(DISTANCE_MIN, 1), distances)
     distances[~seen] = 1
     try:
-        # With its mask, marching_cubes would not join all triangles.
+        # The mask of marching_cubes is not used, because it would leave triangles disconnected.
         voxel_coordinates, corners, _, _ = marching_cubes(distances, 0.0, gradient_direction="descent")
     except (ValueError, RuntimeError) as error:
         raise no_surface from error
@@ -228,7 +230,7 @@ def _extract(volume: Volume, components: int | None, faces: int | None, on_progr
 
 
 def _shrink(seen: Mask) -> Mask:
-    """Returns which voxels are the first corner of a cube whose eight corners were seen."""
+    """Returns a mask of the cubes, indexed by their first corner, whose eight corners were all seen."""
     complete = np.zeros_like(seen)
     complete[:-1, :-1, :-1] = True
     for corner in itertools.product((0, 1), repeat=3):

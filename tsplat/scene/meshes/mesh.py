@@ -11,7 +11,7 @@ from ...scalars import check_size
 from ...support.extras import require
 
 COMPONENT_SHARE_MIN = 0.01
-"""Components smaller than this share of the area of the largest one are left out by default."""
+"""By default, components with less than this share of the largest component's area are removed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Mesh:
         vertices: [V, 3] fp64, world frame.
         faces: [F, 3] int64 indices of vertices, counterclockwise as seen from outside.
         colors: [V, 3] fp32 RGB in [0, 1].
-        voxel: Edge of the voxels from which it was extracted, world units.
+        voxel: Edge length of the voxels from which the mesh was extracted, world units.
     """
 
     vertices: Tensor
@@ -32,13 +32,13 @@ class Mesh:
 
     @property
     def areas(self) -> Tensor:
-        """[F] fp64 areas of the faces."""
+        """Areas of the faces, [F] fp64."""
         areas: Tensor = self._crosses().norm(dim=-1) / 2
         return areas
 
     @property
     def normals(self) -> Tensor:
-        """[V, 3] fp64 unit normals of the vertices, means of those of their faces weighted by area."""
+        """Unit normals of the vertices, [V, 3] fp64: the area-weighted means of their faces' normals."""
         crosses = self._crosses()
         sums = torch.zeros_like(self.vertices)
         for corner in self.faces.unbind(-1):
@@ -46,19 +46,20 @@ class Mesh:
         return normalize(sums, dim=-1)
 
     def _crosses(self) -> Tensor:
-        """Returns the cross products [F, 3] of two edges of each face."""
+        """Returns the cross product of two edges of each face, [F, 3]."""
         a, b, c = (self.vertices[corner] for corner in self.faces.unbind(-1))
         return (b - a).cross(c - a, dim=-1)
 
     def select(self, faces: Tensor) -> "Mesh":
-        """Returns the faces that a mask [F] selects, and their vertices."""
+        """Returns the mesh of the faces selected by a mask [F]."""
         kept = self.faces[faces]
         used, indices = torch.unique(kept, return_inverse=True)
         return dataclasses.replace(self, vertices=self.vertices[used], faces=indices, colors=self.colors[used])
 
 
 def keep_components(mesh: Mesh, n: int | None = None) -> Mesh:
-    """Returns the `n` connected components of the largest area; None for all with 1 % of that of the largest."""
+    """Keeps the `n` connected components with the largest areas; None keeps all with at least 1 % of the largest
+    area."""
     if n is not None:
         check_size("components", n)
     if not len(mesh.faces):
@@ -80,9 +81,9 @@ def keep_components(mesh: Mesh, n: int | None = None) -> Mesh:
 
 
 def decimate_mesh(vertices: Tensor, faces: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Returns vertices [V, 3] fp64 and faces [F, 3] of about `n` faces that have the least quadric error.
+    """Decimates a mesh to about `n` faces, minimizing the quadric error; returns vertices [V, 3] fp64 and faces [F, 3].
 
-    Raises MissingExtraError if fast-simplification, which does this, is not installed.
+    Raises MissingExtraError if fast-simplification is not installed.
     """
     check_size("faces", n)
     if len(faces) <= n:
@@ -90,7 +91,7 @@ def decimate_mesh(vertices: Tensor, faces: Tensor, n: int) -> tuple[Tensor, Tens
     require("fast_simplification")
     from fast_simplification import simplify
 
-    # In single precision: relative to the center.
+    # fast-simplification uses single precision, so pass coordinates relative to the center.
     center = vertices.mean(0)
     points, triangles = simplify((vertices - center).float().numpy(), faces.int().numpy(), target_count=n)
     return torch.from_numpy(points).double() + center, torch.from_numpy(triangles).long()

@@ -1,4 +1,4 @@
-"""Writing meshes: PLY, Wavefront OBJ and binary glTF, each with vertex normals and colors."""
+"""Writes meshes as PLY, Wavefront OBJ and binary glTF, with vertex normals and colors."""
 
 import dataclasses
 import os
@@ -23,10 +23,11 @@ from ..rotation import similarity
 from .mesh import Mesh
 
 ROUNDING = 0.01
-"""Error of single precision, in voxels, from which coordinates are written in double precision or from an offset."""
+"""Rounding error of single precision, in voxels, above which coordinates are written in double precision or with an
+offset."""
 
 LINES = 1 << 14
-"""Lines of text that are written at a time."""
+"""Number of lines of text that are written at a time."""
 
 UNLIT = "KHR_materials_unlit"
 
@@ -40,20 +41,20 @@ def write_mesh(
 ) -> None:
     """Writes a mesh atomically, as binary PLY (``.ply``), Wavefront OBJ (``.obj``) or binary glTF (``.glb``).
 
-    All have normals and colors of vertices; those of OBJ follow the coordinates, an extension that most programs read.
-    PLY and OBJ are in the frame of the mesh. glTF is turned to its axes, as :func:`tsplat.scene.write_gltf` does, and
-    unlit, as the colors of a model contain its light. Coordinates that single precision cannot hold are doubles in a
-    PLY, and relative to the translation of the node in glTF.
+    All formats contain vertex normals and colors; in OBJ, colors follow the coordinates, an extension that most
+    programs read. PLY and OBJ are in the frame of the mesh. glTF is converted to its axes, as in
+    :func:`tsplat.scene.write_gltf`, and unlit, because the colors already contain the lighting. If single precision is
+    not sufficient, coordinates are doubles in PLY, and relative to the translation of the node in glTF.
 
     Args:
-        path: The file.
+        path: Path of the file.
         mesh: The mesh.
-        georeference: That of the model, which is written beside the mesh, to a file whose name ends in ``.world.json``.
+        georeference: Georeference of the model, written beside the mesh to a file whose name ends in ``.world.json``.
             If it is None, such a file of an older mesh is removed.
-        frame: ``"files"`` moves the mesh to the frame of the files of the scene, ``"local"`` writes it as it is.
+        frame: ``"files"`` moves the mesh to the frame of the scene's files, ``"local"`` writes it unchanged.
 
     Raises:
-        ArgumentError: The path ends in something else, or `frame` is ``"files"`` without a georeference.
+        ArgumentError: The path has another suffix, or `frame` is ``"files"`` without a georeference.
         OSError: The file cannot be written.
     """
     writer = _writer(path)
@@ -69,7 +70,7 @@ def write_mesh(
 
 
 def check_mesh_path(path: str | os.PathLike[str]) -> None:
-    """Raises ArgumentError unless :func:`write_mesh` writes files of this name."""
+    """Raises ArgumentError if :func:`write_mesh` does not support the suffix of a path."""
     _writer(path)
 
 

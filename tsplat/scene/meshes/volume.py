@@ -19,30 +19,31 @@ from ...support.free_memory import LIMIT, available_bytes
 from .depth_frames import WEIGHT_MIN, DepthFrame
 
 BYTES_PER_VOXEL = 38
-"""Peak bytes per voxel, from fusion to marching cubes: six fp32 sums, and distances, masks and copies of them."""
+"""Peak memory per voxel in bytes, from fusion to marching cubes: six fp32 sums, and distances, masks and their
+copies."""
 
 COUNT_MAX = 1e9
-"""Limit of the number of voxels along an axis, beyond which no memory is enough."""
+"""Maximum number of voxels along an axis; more never fit into memory."""
 
 BLOCK = 32
-"""Edge of the blocks that are fused at a time, which fit into the caches of a CPU."""
+"""Edge length of the blocks that are fused at a time, so that they fit into the caches of a CPU."""
 
 MAX_THREADS = 8
 """Maximum number of threads that fuse blocks."""
 
 SUMS = 6
-"""Sums of a voxel: weighted distances, their weights, and near the surface weighted RGB and their weights."""
+"""Number of sums per voxel: weighted distances and their weights; near the surface, weighted RGB and their weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """A grid of voxels, whose values are those at their centers.
+    """A grid of voxels; values refer to voxel centers.
 
     Attributes:
         origin: [3] position of the first center, world frame.
-        voxel: Distance of neighboring centers, world units.
+        voxel: Distance between neighboring centers, world units.
         shape: Number of voxels along x, y and z.
-        margin: Those of them around the box that the grid was made for, on each side.
+        margin: Number of voxels added on each side of the box that the grid was created for.
     """
 
     origin: tuple[float, float, float]
@@ -56,11 +57,11 @@ class Grid:
 
     @property
     def n_bytes(self) -> int:
-        """Memory in bytes that fusion and extraction take."""
+        """Memory in bytes for fusion and extraction."""
         return BYTES_PER_VOXEL * self.n_voxels
 
     def check_memory(self, device: torch.device) -> None:
-        """Raises MemoryBudgetError if fusion takes more memory than the device has free, or than the user allows."""
+        """Raises MemoryBudgetError if fusion takes more memory than is free on the device, or than the user allows."""
         limit = LIMIT.get()
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         free = free if limit is None or free is None else min(free, limit)
@@ -74,7 +75,8 @@ class Grid:
             )
 
     def fitting_voxel(self, n_bytes: int) -> float | None:
-        """Returns a voxel, of two digits, whose grid of the same box takes at most some bytes; None if none does."""
+        """Returns a voxel size with two digits for which a grid of the same box takes at most `n_bytes`; None if there
+        is none."""
         sides = [self.voxel * (n - 1 - 2 * self.margin) for n in self.shape]
         voxel = self.voxel
         while voxel < max(sides) < self.voxel * COUNT_MAX:
@@ -88,7 +90,7 @@ class Grid:
 
 
 def make_grid(low: Sequence[float], high: Sequence[float], voxel: float, margin: int) -> Grid:
-    """Returns a grid of a box with two corners, which is a `margin` of voxels wider on each side.
+    """Returns a grid for a box with two corners, extended by `margin` voxels on each side.
 
     Raises ArgumentError if the box is not longer than a voxel.
     """
@@ -103,13 +105,13 @@ def make_grid(low: Sequence[float], high: Sequence[float], voxel: float, margin:
 
 
 class Volume:
-    """The sums of a grid.
+    """A truncated signed distance function with colors, as weighted sums per voxel of a grid.
 
     Args:
-        grid: The grid, whose memory is allocated.
-        truncation: Distance in world units beyond which distances in front of a surface are cut off, and behind which
-            nothing is known.
-        device: That of the frames.
+        grid: The grid; memory for it is allocated.
+        truncation: Truncation distance in world units: distances in front of a surface are clamped to it, and voxels
+            farther behind a surface are unknown.
+        device: Device of the frames.
     """
 
     def __init__(self, grid: Grid, truncation: float, device: torch.device) -> None:
@@ -124,7 +126,7 @@ class Volume:
         self._radii = grid.voxel * (limits[..., 1] - limits[..., 0]).norm(dim=-1) / 2
 
     def fuse(self, frame: DepthFrame) -> None:
-        """Adds what a frame shows: how far voxels are in front of the surface along z, and its color close to it."""
+        """Fuses a frame: adds the distances of voxels to the surface along z, and near the surface its color."""
         near = self._find_blocks(frame).nonzero().flatten().tolist()
         images = torch.stack([frame.depths, frame.weights])[None]
         colored = torch.cat([frame.depths[None], frame.colors.permute(2, 0, 1)])[None].contiguous()
@@ -136,7 +138,8 @@ class Volume:
                 pass
 
     def _find_blocks(self, frame: DepthFrame) -> Tensor:
-        """Returns which blocks [B] bool a frame may change: those in its frustum, and not behind all that it shows."""
+        """Returns a mask [B] bool of the blocks that a frame may change: in its frustum and not behind all its
+        surfaces."""
         camera = frame.camera
         viewmat, K = camera.viewmat.double(), camera.K.double()
         x, y, z = (self._centers @ viewmat[:3, :3].T + viewmat[:3, 3]).unbind(-1)
@@ -148,7 +151,8 @@ class Volume:
         return is_inside
 
     def _projection(self, frame: DepthFrame) -> Tensor:
-        """Returns the matrix [3, 4] fp64 from indices of voxels to z and to z times coordinates from -1 to 1."""
+        """Returns the matrix [3, 4] fp64 that maps voxel indices to image coordinates from -1 to 1 times z, and to
+        z."""
         camera, grid = frame.camera, self.grid
         viewmat, K = camera.viewmat.double(), camera.K.double()
         to_world = torch.eye(4, dtype=torch.float64, device=viewmat.device)
@@ -159,7 +163,7 @@ class Volume:
         return torch.cat([2 / sizes * (K[:2] @ local) - local[2:], local[2:]])
 
     def _fuse_block(self, limits: Sequence[tuple[int, int]], rows: Tensor, images: Tensor, colored: Tensor) -> None:
-        """Adds a frame to the voxels within limits."""
+        """Adds a frame to the voxels of a block."""
         indices = [torch.arange(*limit, dtype=torch.float64, device=rows.device) for limit in limits]
         # A projected coordinate is the sum of one term per axis.
         x, y, z = (
@@ -183,7 +187,7 @@ class Volume:
             sampled = grid_sample(colored, coordinates[:, :, seen[close]], "bilinear", "border", align_corners=False)
             depths, colors = sampled[0, 0, 0], sampled[0, 1:, 0]
             smooth = depths - z[close]
-            # Between a surface and what is behind it, there is no depth in the middle.
+            # Do not interpolate between the depths of a surface and of what is behind it.
             is_smooth = (smooth - distances[close]).abs() <= self.truncation / 2
             distances[close] = torch.where(is_smooth, smooth, distances[close]).clamp_min(-self.truncation)
             sums = distances.new_zeros(4, x.numel())
@@ -196,7 +200,7 @@ class Volume:
         self.sums[:2][block] += sums.view(2, *x.shape)
 
     def distances(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Returns signed distances in truncations, and which voxels were seen; [X, Y, Z] each."""
+        """Returns the signed distances in units of the truncation, and a mask of seen voxels, [X, Y, Z] each."""
         weights = self.sums[1].cpu()
         return (self.sums[0].cpu() / weights.clamp_min(1e-12)).numpy(), (weights > 0).numpy()
 

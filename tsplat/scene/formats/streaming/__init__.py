@@ -1,1 +1,1 @@
-"""PlayCanvas's Streamed SOG: levels of detail in many SOG datasets, which viewers load where they are seen."""
+"""PlayCanvas's Streamed SOG: levels of detail in many SOG datasets, which viewers load as needed."""

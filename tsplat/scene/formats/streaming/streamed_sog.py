@@ -1,7 +1,7 @@
-"""Reading Streamed SOG, version 1: ``lod-meta.json`` and folders with SOG 2, such as ``0_3/meta.json`` of level 0.
+"""Reads Streamed SOG, version 1: ``lod-meta.json`` and folders with SOG 2, such as ``0_3/meta.json`` of level 0.
 
-``lod-meta.json`` names the datasets and has a tree of boxes. A leaf says for each level of detail which rows of which
-dataset are its Gaussians; level 0 is the finest. An ``environment`` is a dataset that is part of every level.
+``lod-meta.json`` lists the datasets and contains a tree of boxes. For each level of detail, a leaf refers to rows of a
+dataset; level 0 is the finest. An ``environment`` is a dataset that belongs to every level.
 """
 
 import contextlib
@@ -34,13 +34,14 @@ def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: War
 
     Args:
         path: The folder, or ``lod-meta.json`` in it.
-        level: 0 for the finest. Where a leaf lacks it, the next coarser one is read, or else the coarsest.
-        warn: Called with a note that names unknown parts.
+        level: Level of detail, 0 for the finest. If a leaf lacks it, its next coarser level is read, or else its
+            coarsest.
+        warn: Called with a note that lists unknown parts.
 
     Raises:
         ArgumentError: `level` is negative.
         FileError: A file or value is missing, damaged or inconsistent with the others.
-        UnsupportedError: Another version of the format.
+        UnsupportedError: The version of the format is not supported.
         MissingExtraError: Pillow is not installed.
         OSError: A file cannot be read.
     """
@@ -72,7 +73,7 @@ def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: War
 
 
 def dataset_size(folder: Path) -> int:
-    """Returns the bytes of all files of a dataset that was written."""
+    """Returns the total size in bytes of all files of a written dataset."""
     names = _read_lod_meta(folder).values["filenames"]
     files = [folder / LOD_META, *(file for name in names for file in (folder / name).parent.iterdir())]
     return sum(file.stat().st_size for file in files)
@@ -83,7 +84,8 @@ def _read_lod_meta(folder: Path) -> JsonObject:
 
 
 def named_files(folder: Path) -> set[str]:
-    """Returns the names of all files that ``lod-meta.json`` of an earlier output names; none if it cannot be read."""
+    """Returns the names of all files in the ``lod-meta.json`` of an earlier output; an empty set if it cannot be
+    read."""
     with contextlib.suppress(FileError, OSError), allow_overwrite():
         filenames = _read_lod_meta(folder).values.get("filenames")
         names = [name for name in filenames if isinstance(name, str)] if isinstance(filenames, list) else []
@@ -94,7 +96,7 @@ def named_files(folder: Path) -> set[str]:
 
 
 def check_names(meta: Path, names: list[str]) -> None:
-    """Raises FileError for names in an index that are outside of its folder, and for two names of one file."""
+    """Raises FileError if names in an index lead out of its folder, or if two names refer to the same file."""
     seen: dict[str, str] = {}
     for name in names:
         if not stays_inside(name) or not name.isprintable() or not name.isascii() or "\\" in name:
@@ -127,7 +129,8 @@ def _leaves(meta: JsonObject, level: int) -> list[tuple[int, int, int]]:
 
 
 def select_rows(meta: Path, name: str, gaussians: Gaussians, ranges: list[tuple[int, int]]) -> Gaussians:
-    """Returns the rows of a dataset that an index names, in ranges (offset, count), in their order."""
+    """Returns the rows of a dataset in ranges (offset, count), in ascending order; raises FileError for invalid
+    ranges."""
     end = 0
     ranges = sorted(ranges)
     for offset, count in ranges:

@@ -1,4 +1,4 @@
-"""Writing Streamed SOG; :mod:`~tsplat.scene.formats.streaming.streamed_sog` describes and reads the format."""
+"""Writes Streamed SOG; :mod:`~tsplat.scene.formats.streaming.streamed_sog` describes and reads the format."""
 
 import contextlib
 import json
@@ -24,15 +24,15 @@ from ..sog_writer import sog_files
 from .streamed_sog import LOD_META, VERSION, named_files
 
 LEAF_MAX = 512 << 10
-"""Gaussians of a leaf, all levels together; a file takes leaves until it has more."""
+"""Maximum number of Gaussians of a leaf in all levels; a file takes leaves until it has more."""
 
 PALETTES = "SH coefficients quantized to a palette in each file"
 
 WIDTH_PARTS, LEAF_MIN = 8, 1 << 10
-"""Leaves are at most as wide as the model over this number, unless they have fewer Gaussians than the other."""
+"""Leaves with at least LEAF_MIN Gaussians are at most as wide as the model divided by WIDTH_PARTS."""
 
 SAMPLE, WIDTH_QUANTILES = 1 << 16, (0.05, 0.95)
-"""Number of centers by which the width of the model is estimated, and the quantiles between which it is."""
+"""Number of centers from which the width of the model is estimated, and the quantiles that bound it."""
 
 
 def write_streamed_sog(
@@ -40,26 +40,26 @@ def write_streamed_sog(
 ) -> list[str]:
     """Writes PlayCanvas's Streamed SOG, version 1: a folder with levels of detail, each with half of the Gaussians.
 
-    Leaves of a tree of cells of the Morton curve have at most 524,288 Gaussians of all levels, and are at most an
-    eighth as wide as most of the model. Each has a box around the ellipsoids of one standard deviation. Errors are
-    those of :func:`write_sog`; the bounds of positions are those of a file, so that positions of a large model are
-    more precise.
+    The leaves of the tree are cells of the Morton curve. They have at most 524,288 Gaussians in all levels, and are at
+    most an eighth as wide as most of the model. The box of a leaf contains the ellipsoids of one standard deviation.
+    Errors are those of :func:`write_sog`; the bounds of positions apply to each file, so that positions of a large
+    model are more precise.
 
     Args:
-        path: A folder, which is created if it does not exist, or ``lod-meta.json`` in it. It is written last: a folder
-            with it is complete. If there is one already, the datasets get new names, as in ``0_0_2``, until it is
-            replaced; so the folder has the old or the new model whatever happens.
+        path: A folder, which is created if it does not exist, or ``lod-meta.json`` in it. This file is written last, so
+            a folder with it is complete. If it already exists, the datasets get new names, such as ``0_0_2``, until it
+            is replaced, so that the folder contains either the old or the new model at any time.
         gaussians: Gaussians of SH degree 0 to 3, or rows of a model that is larger than memory.
-        n_levels: Number of levels; None for as many as leave at most 16,384 Gaussians in the coarsest, up to 8. 2D
-            Gaussians have one.
+        n_levels: Number of levels; None to continue until the coarsest has at most 16,384 Gaussians, up to 8 levels. 2D
+            Gaussians have one level.
 
     Returns:
-        What is lost, as :func:`write_model` does.
+        Losses as in :func:`write_model`.
 
     Raises:
         UnsupportedError: The SH degree is above 3.
         ArgumentError: A Gaussian is invalid; the format cannot represent NaN.
-        MissingExtraError: Pillow is not installed, or SciPy, which several levels need.
+        MissingExtraError: Pillow is not installed, or SciPy is not installed and there are several levels.
         FileError: The folder is not writable.
         OSError: A file cannot be written.
     """
@@ -99,10 +99,10 @@ def write_streamed_sog(
 class Datasets:
     """Assigns the rows of each level to datasets, and builds the tree.
 
-    Nodes are cells of the Morton curve, which is halved bit by bit, so that a node has one range of rows in each level.
+    Nodes are cells of the Morton curve, which is halved bit by bit, so that a node is one range of rows in each level.
 
     Attributes:
-        ranges: Name of a dataset -> its level, and the start and end of its rows, which are those of whole leaves.
+        ranges: Name of a dataset -> its level, and the start and end of its rows; a dataset contains whole leaves.
         tree: The tree of ``lod-meta.json``.
     """
 
@@ -119,7 +119,8 @@ class Datasets:
         self.tree = self._add([(0, len(level)) for level in levels], 3 * BITS, 0)
 
     def _add(self, ranges: list[tuple[int, int]], bits: int, code: int) -> dict[str, Any]:
-        """Adds a range of each level, whose codes are `code` except for their lowest bits, and returns their node."""
+        """Adds a range of rows in each level, and returns its node. Their codes equal `code` except for the lowest
+        `bits` bits."""
         count = sum(stop - start for start, stop in ranges)
         if count > LEAF_MAX or (self._width(bits) > self._width_max and count > LEAF_MIN):
             while bits:
@@ -149,11 +150,11 @@ class Datasets:
         return {"bound": _bound(low, high) if count else _bound(np.zeros(3), np.zeros(3)), "lods": lods}
 
     def _width(self, bits: int) -> float:
-        """Returns the largest width of a cell whose codes differ in their lowest bits only, in world units."""
+        """Returns the largest width in world units of a cell whose codes differ only in the lowest `bits` bits."""
         return self._size * 2.0 ** (-(-bits // 3) - BITS)
 
     def _append(self, level: int, start: int, stop: int) -> dict[str, int]:
-        """Appends the rows of a leaf to the newest dataset of their level, and returns their ``lods`` entry."""
+        """Appends the rows of a leaf to the newest dataset of their level, and returns the entry for ``lods``."""
         name = f"{level}_{self._newest.get(level, 0)}"
         _, first, _ = self.ranges.get(name, (level, start, start))
         self.ranges[name] = level, first, stop
@@ -163,7 +164,7 @@ class Datasets:
 
 
 def _half_sizes(gaussians: Gaussians) -> torch.Tensor:
-    """Returns half of the sizes [N, 3] of boxes around ellipsoids of one standard deviation."""
+    """Returns half of the side lengths [N, 3] of the boxes around ellipsoids of one standard deviation."""
     scales = gaussians.log_scales.clamp(-LOG_SCALE_MAX, LOG_SCALE_MAX).exp()
     covars, _ = quat_scale_to_covar_preci(gaussians.quats, scales, True, False, False)
     assert covars is not None
@@ -171,5 +172,5 @@ def _half_sizes(gaussians: Gaussians) -> torch.Tensor:
 
 
 def _bound(low: NDArray[Any], high: NDArray[Any]) -> dict[str, list[float]]:
-    """Returns a box as in ``lod-meta.json``, with the digits of float32."""
+    """Returns a box in the form of ``lod-meta.json``, with the digits of float32."""
     return {name: [float(f"{value:.7g}") for value in end.tolist()] for name, end in (("min", low), ("max", high))}
