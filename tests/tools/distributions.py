@@ -2,7 +2,7 @@
 
 Compares their files with those of the repository. Then installs the wheel into an empty environment, runs the code of
 README.md and docs/quickstart.md and the command there, checks a program that uses the package with mypy, and resolves
-all extras together.
+all extras together, for newer versions of Python as well.
 """
 
 import argparse
@@ -20,6 +20,9 @@ from pathlib import Path
 from tests.support.markdown import python_blocks
 from tests.support.paths import ROOT
 from tsplat import __version__
+
+NEWER_PYTHONS = ("3.12", "3.13", "3.14")
+"""Versions of Python for which wheels of all dependencies are looked up, but not installed."""
 
 CONSUMER = """
 import torch
@@ -95,7 +98,11 @@ def check_installed(wheel: Path, interpreter: str) -> None:
         Path(folder, "consumer.py").write_text(textwrap.dedent(CONSUMER))
         run("mypy of a program that uses the package", python, "-m", "mypy", "--strict", "consumer.py")
         run(f"resolve tsplat[{','.join(extras)}]", *pip, "--dry-run", f"{wheel}[{','.join(extras)}]")
-        run("resolve tsplat[trackio]", python, "-m", "pip", "install", "-q", "--dry-run", f"{wheel}[trackio]")
+        dry_run = (python, "-m", "pip", "install", "-q", "--dry-run")
+        run("resolve tsplat[trackio]", *dry_run, f"{wheel}[trackio]")
+        for version in NEWER_PYTHONS:
+            options = ("--python-version", version, "--only-binary", ":all:", "--ignore-installed", "--target", version)
+            run(f"resolve all extras for Python {version}", *dry_run, *options, f"{wheel}[{','.join(extras)}]")
 
 
 def main() -> None:
