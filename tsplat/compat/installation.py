@@ -1,4 +1,4 @@
-"""Imports of other packages without those packages: modules under other names, and scripts that import them."""
+"""Installs modules under the names of other packages, and runs scripts that import these packages."""
 
 import importlib.util
 import os
@@ -9,14 +9,14 @@ from types import ModuleType
 
 
 class AlreadyImportedError(RuntimeError):
-    """A package has been imported already, so that it cannot be replaced in this process."""
+    """A package has already been imported and cannot be replaced in this process."""
 
 
 def install_modules(modules: Mapping[str, ModuleType], package: str) -> None:
-    """Makes imports of other names give these modules, in this process. Installs all of them or none.
+    """Makes imports of the given names return these modules, in this process. Installs all of them or none.
 
-    The names include the packages that contain modules; `package` is the one that installs them. Installing again
-    changes nothing. Raises AlreadyImportedError if a package of one of the names has been imported.
+    The names must include the packages that contain the modules; `package` is the calling package. Repeated calls have
+    no effect. Raises AlreadyImportedError if another package with one of the names has been imported.
     """
     replaced = sorted(name for name in modules if "." not in name and sys.modules.get(name) is not modules[name])
     for name in replaced:
@@ -31,10 +31,10 @@ def install_modules(modules: Mapping[str, ModuleType], package: str) -> None:
 
 
 def run_script(arguments: list[str], install: Callable[[], None], usage: str) -> int:
-    """Runs a Python script or module after an installation, as ``python SCRIPT`` and ``python -m MODULE`` do.
+    """Calls `install`, and runs a Python script or module like ``python SCRIPT`` or ``python -m MODULE``.
 
-    The usage is printed for ``--help``, and if there is nothing to run. Returns the exit status: 0 if the script ends,
-    2 if there is none to run.
+    Prints the usage for ``--help``, or if there is nothing to run. Returns the exit status: 0 after the script has
+    ended, 2 if there is nothing to run.
     """
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage)
@@ -55,7 +55,7 @@ def run_script(arguments: list[str], install: Callable[[], None], usage: str) ->
     if is_module:
         runpy.run_module(script, run_name="__main__", alter_sys=True)
         return 0
-    # As for `python SCRIPT`, modules beside the script can be imported.
+    # As with `python SCRIPT`, modules beside the script can be imported.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")
     return 0

@@ -1,8 +1,8 @@
-"""nerfstudio's method ``tsplat-splatfacto``: its splatfacto, with tsplat in place of gsplat.
+"""nerfstudio's method ``tsplat-splatfacto``: splatfacto with tsplat instead of gsplat.
 
-The entry point of the group ``nerfstudio.method_configs`` names `splatfacto` here, so that ``ns-train
-tsplat-splatfacto`` works where both packages are installed. nerfstudio is imported when a name is first asked for: by
-nerfstudio itself, or when it reads the configuration of a run.
+An entry point of the group ``nerfstudio.method_configs`` refers to `splatfacto` in this module, so that ``ns-train
+tsplat-splatfacto`` works if both packages are installed. nerfstudio is imported when a name of this module is first
+used: by nerfstudio itself, or when it reads the configuration of a run.
 """
 
 import copy
@@ -20,13 +20,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _define() -> tuple[type, type, object]:
-    """Returns the model, its configuration, and the specification of the method."""
+    """Defines the model, its configuration, and the specification of the method."""
     from nerfstudio.configs.method_configs import method_configs
     from nerfstudio.models import splatfacto as module
     from nerfstudio.plugins.types import MethodSpecification
 
     class TsplatModel(module.SplatfactoModel):  # type: ignore[misc]
-        """Splatfacto, whose module uses tsplat in this process from the first model on."""
+        """Splatfacto on tsplat; from the first model on, splatfacto's module uses tsplat in this process."""
 
         def populate_modules(self) -> None:
             from .gsplat.rendering import rasterization
@@ -42,7 +42,7 @@ def _define() -> tuple[type, type, object]:
         _target: type = dataclasses.field(default_factory=lambda: TsplatModel)
 
     for defined in (TsplatModel, TsplatModelConfig):
-        defined.__qualname__ = defined.__name__  # by which a run's config.yml names them
+        defined.__qualname__ = defined.__name__  # a run's config.yml refers to them by this name
     config = copy.deepcopy(method_configs["splatfacto"])
     settings = {
         field.name: getattr(config.pipeline.model, field.name) for field in dataclasses.fields(config.pipeline.model)

@@ -1,9 +1,10 @@
 """Drop-in replacement for gsplat 1.5.3, with the names of gsplat 1.6: change the import, keep the code.
 
-``from tsplat.compat.gsplat import rasterization`` replaces ``from gsplat import rasterization``, and so do modules, as
-``tsplat.compat.gsplat.strategy``. To keep even the imports, call :func:`install` first, or run the script with
-``python -m tsplat.compat.gsplat SCRIPT``. All names that `gsplat` exports exist, and those of its modules that
-``docs/from_gsplat.md`` lists. Those that are not implemented raise `UnsupportedError`, which says what to use instead.
+``from tsplat.compat.gsplat import rasterization`` replaces ``from gsplat import rasterization``; modules such as
+``tsplat.compat.gsplat.strategy`` work in the same way. To keep even the imports, call :func:`install` first, or run the
+script with ``python -m tsplat.compat.gsplat SCRIPT``. All names that `gsplat` exports exist, and the names of its
+modules that ``docs/from_gsplat.md`` lists. Names that are not implemented raise `UnsupportedError`, which says what to
+use instead.
 """
 
 from .color_correct import color_correct_affine, color_correct_quadratic

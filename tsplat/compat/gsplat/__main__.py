@@ -1,4 +1,4 @@
-"""``python -m tsplat.compat.gsplat SCRIPT [ARGUMENTS ...]``: runs a script that imports gsplat, without gsplat."""
+"""Runs a script that imports gsplat, without gsplat: ``python -m tsplat.compat.gsplat SCRIPT [ARGUMENTS ...]``."""
 
 import sys
 

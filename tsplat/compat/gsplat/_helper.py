@@ -1,4 +1,4 @@
-"""The name of ``gsplat._helper`` that gsplat's viewers import."""
+"""The function of ``gsplat._helper`` that gsplat's viewers import."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from ... import ArgumentError
 __all__ = ["load_test_data"]
 
 DATA = Path("assets", "test_garden.npz")
-"""The file in gsplat's repository."""
+"""Path of the test scene in gsplat's repository."""
 
 
 def load_test_data(
@@ -22,27 +22,27 @@ def load_test_data(
     scene_crop: tuple[float, float, float, float, float, float] = (-2, -2, -2, 2, 2, 2),
     scene_grid: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int]:
-    """Makes Gaussians with random scales up to 0.02, rotations and opacities at the points of gsplat's test scene.
+    """Creates Gaussians with random scales up to 0.02, rotations and opacities at the points of gsplat's test scene.
 
     Args:
-        data_path: Path of its ``test_garden.npz``. If None, it is searched in the folder ``assets`` of the repository
-            that the running script belongs to.
+        data_path: Path of gsplat's ``test_garden.npz``. If None, it is searched in the folder ``assets`` of the
+            repository of the running script.
         device: The device of the tensors.
-        scene_crop: Minimum and maximum corner of the box outside of which points are left out.
+        scene_crop: Minimum and maximum corner of a box; points outside are left out.
         scene_grid: Odd number of copies of the scene side by side, along x and along y.
 
     Returns:
-        means [N, 3], quats [N, 4] (wxyz, of norm 1), scales [N, 3], opacities [N], colors [N, 3], viewmats [C, 4, 4],
-        Ks [C, 3, 3], width and height.
+        means [N, 3], unit quats [N, 4] wxyz, scales [N, 3], opacities [N], colors [N, 3], viewmats [C, 4, 4], Ks [C, 3,
+        3], width and height.
 
     Raises:
-        ArgumentError: `scene_grid` is even, or there is no such file.
+        ArgumentError: `scene_grid` is even, or the file is missing.
     """
     if scene_grid % 2 != 1:
         raise ArgumentError(f"scene_grid: expected an odd number, found {scene_grid}")
     if data_path is None:
-        places = [Path(folder, DATA) for entry in sys.path for folder in (entry, Path(entry).parent)]
-        data_path = next((place for place in places if place.is_file()), None)
+        paths = [Path(folder, DATA) for entry in sys.path for folder in (entry, Path(entry).parent)]
+        data_path = next((path for path in paths if path.is_file()), None)
         if data_path is None:
             raise ArgumentError(f"data_path: {DATA} of gsplat's repository is not beside the script; pass its path")
     with np.load(data_path) as data:

@@ -1,4 +1,4 @@
-"""Further names of ``gsplat.losses`` of gsplat 1.6: losses per element, masked losses, means, and a schedule.
+"""More functions of ``gsplat.losses`` of gsplat 1.6: elementwise and masked losses, reductions, and a schedule.
 
 Functions whose docstring ends with [] return a scalar. The others return a value per element.
 """
@@ -14,18 +14,18 @@ from ...precision import in_full_precision
 
 
 class ContractError(ArgumentError, AssertionError):
-    """Values are not what a loss is defined for. gsplat raises AssertionError."""
+    """Values are outside of a loss's domain. It is also an AssertionError, which gsplat raises."""
 
 
 @in_full_precision
 def huber_loss(pred: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
-    """Computes the Huber loss: half the square of a difference below `delta`, and a line beyond."""
+    """Computes the Huber loss: half the squared difference below `delta`, linear above."""
     return functional.huber_loss(pred, target, reduction="none", delta=delta)
 
 
 @in_full_precision
 def smooth_l1_loss(pred: Tensor, target: Tensor, beta: float = 1.0) -> Tensor:
-    """Computes the Huber loss over its threshold `beta`."""
+    """Computes the Huber loss with threshold `beta`, divided by `beta`."""
     return functional.smooth_l1_loss(pred, target, reduction="none", beta=beta)
 
 
@@ -42,7 +42,7 @@ def bce_with_logits_loss(pred: Tensor, target: Tensor) -> Tensor:
 
 
 def bce_clipped(input: Tensor, target: Tensor, eps: float = 0.001) -> Tensor:
-    """Computes the binary cross entropy of probabilities that are clamped to between `eps` and 1 - `eps`."""
+    """Computes the binary cross entropy of probabilities clamped to [`eps`, 1 - `eps`]."""
     return bce_loss(input.float().clamp(eps, 1 - eps), target.float())
 
 
@@ -53,7 +53,7 @@ def cross_entropy_loss(pred: Tensor, target: Tensor) -> Tensor:
 
 
 def depth_inverse_mse(pred: Tensor, target: Tensor, eps: float = 1e-6) -> Tensor:
-    """Computes (1 / pred - 1 / target)^2 of depths, which are at least `eps`."""
+    """Computes (1 / pred - 1 / target)^2 for depths clamped to at least `eps`."""
     return (1 / pred.clamp_min(eps) - 1 / target.clamp_min(eps)).square()
 
 
@@ -63,7 +63,7 @@ def log_l1(pred: Tensor, target: Tensor) -> Tensor:
 
 
 def relu_sum(value: Tensor, eps: float) -> Tensor:
-    """Computes the sum of how far values are above `eps`. []"""
+    """Computes the sum of max(value - eps, 0). []"""
     return (value - eps).relu().sum()
 
 
@@ -73,27 +73,27 @@ def weights_reg(weights_list: Sequence[Tensor], dim: int = 1) -> Tensor:
 
 
 def identity_distance(grid: Tensor, num_rows: int = 3, num_cols: int = 4) -> Tensor:
-    """Computes the norm of a matrix less the identity, for the matrices of a grid [B, rows * columns, ...]. [B, ...]"""
+    """Computes the norm of (matrix - identity) for each matrix in a grid [B, rows * columns, ...]. [B, ...]"""
     one = torch.eye(num_rows, num_cols, dtype=grid.dtype, device=grid.device).flatten()
     distance: Tensor = (grid - one.view(-1, *[1] * (grid.dim() - 2))).norm(dim=1)
     return distance
 
 
 def bilateral_grid_drift_loss(grids: Sequence[Tensor], num_rows: int = 3, num_cols: int = 4) -> Tensor:
-    """Computes :func:`identity_distance` of several grids, concatenated; empty without grids."""
+    """Concatenates :func:`identity_distance` of several grids; empty without grids."""
     distances = [identity_distance(grid, num_rows, num_cols).flatten() for grid in grids]
     return torch.cat(distances) if distances else torch.empty(0)
 
 
 def total_variation_temporal(x: Tensor, loss_mask: Tensor) -> Tensor:
-    """Computes mean squares of differences between frames [B, C, D, H, W], times the mask. [B - 1], or [1] of zero"""
+    """Computes the masked mean squared differences of consecutive frames [B, C, D, H, W]. [B - 1], or a zero [1]"""
     if len(x) <= 1:
         return x.new_zeros(1)
     return x.diff(dim=0).square().flatten(1).mean(1) * loss_mask
 
 
 def reduce_mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Computes the mean of values, times a mask over its sum, which is at least 1. []
+    """Computes the mean of values; with a mask, the sum of masked values divided by max(mask.sum(), 1). []
 
     Raises:
         ContractError: The mask has a floating-point type.
@@ -106,10 +106,10 @@ def reduce_mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def reduce_quantile(value: Tensor, quantile: float) -> Tensor:
-    """Computes the mean of the smallest values, of which `quantile` is the share; 0 of none. []
+    """Computes the mean of the smallest values, where `quantile` is their share; 0 if there are none. []
 
     Raises:
-        ContractError: The share is not in (0, 1].
+        ContractError: `quantile` is not in (0, 1].
     """
     if not 0 < quantile <= 1:
         raise ContractError(f"quantile must be in (0, 1], found {quantile}")
@@ -123,7 +123,7 @@ def reduce_sum(value: Tensor) -> Tensor:
 
 
 def masked_l1(pred: Tensor, gt: Tensor, mask: Tensor) -> Tensor:
-    """Computes the mean absolute difference where a mask, broadcast to `pred`, is not 0; 0 where it is empty. []"""
+    """Computes the mean absolute difference where a mask, broadcast to `pred`, is nonzero; 0 if it is empty. []"""
     check_shapes("gt", gt, "pred", pred)
     chosen = (pred - gt).abs()[(mask != 0).expand_as(pred)]
     return chosen.sum() / max(chosen.numel(), 1)
@@ -132,7 +132,7 @@ def masked_l1(pred: Tensor, gt: Tensor, mask: Tensor) -> Tensor:
 def binocular_disparity_l1(
     pred_depth: Tensor, gt_depth: Tensor, mask: Tensor | None = None, eps: float = 1e-7
 ) -> Tensor:
-    """Computes the mean absolute difference of 1 / depth where the mask is not 0 and both depths are above `eps`. []"""
+    """Computes the mean absolute difference of 1 / depth where the mask is nonzero and both depths exceed `eps`. []"""
     check_shapes("gt_depth", gt_depth, "pred_depth", pred_depth)
     valid = (pred_depth.abs() > eps) & (gt_depth.abs() > eps)
     pred, target = (1 / torch.where(valid, depth, 1.0) for depth in (pred_depth, gt_depth))
@@ -140,7 +140,7 @@ def binocular_disparity_l1(
 
 
 def pearson_depth_loss(pred_depth: Tensor, gt_depth: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Computes 1 - Pearson's correlation of depths where the mask is not 0; 0 of fewer than two. []"""
+    """Computes 1 minus Pearson's correlation of depths where the mask is nonzero; 0 for fewer than two depths. []"""
     check_shapes("gt_depth", gt_depth, "pred_depth", pred_depth)
     chosen = torch.ones_like(pred_depth, dtype=torch.bool) if mask is None else (mask != 0).expand_as(pred_depth)
     pred, target = pred_depth[chosen], gt_depth[chosen]
@@ -151,7 +151,7 @@ def pearson_depth_loss(pred_depth: Tensor, gt_depth: Tensor, mask: Tensor | None
 
 
 def check_shapes(name: str, tensor: Tensor, other: str, expected: Tensor) -> None:
-    """Raises `ShapeError` unless shapes are equal."""
+    """Raises `ShapeError` if the shapes differ."""
     if tensor.shape != expected.shape:
         raise ShapeError(f"{name}: expected the shape {list(expected.shape)} as {other}, found {list(tensor.shape)}")
 
@@ -160,12 +160,13 @@ class LinearLambdaScheduler:
     """A weight that changes in equal stages from `lambda_init` at `start` to `lambda_end` at `end`.
 
     Args:
-        start, end: Steps, or epochs.
-        update_interval: ``"step"`` or ``"epoch"``.
-        update_frequency: Steps or epochs of a stage.
+        start, end: First and last step or epoch.
+        lambda_init, lambda_end: First and last weight.
+        update_interval: Unit of the other arguments, ``"step"`` or ``"epoch"``.
+        update_frequency: Number of steps or epochs per stage.
 
     Raises:
-        ArgumentError: There is no stage.
+        ArgumentError: There is no complete stage.
     """
 
     def __init__(

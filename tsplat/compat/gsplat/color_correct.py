@@ -1,4 +1,4 @@
-"""The names of ``gsplat.color_correct`` of gsplat 1.6: fits the colors of an image to those of another."""
+"""The names of ``gsplat.color_correct`` of gsplat 1.6: fits the colors of an image to another image."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ SLOPE_MIN = 1e-8
 
 @in_full_precision
 def color_correct_affine(img: Tensor, ref: Tensor) -> Tensor:
-    """Corrects each channel by an affine function: fits img = a ref + b and returns (img - b) / a.
+    """Corrects each channel with an affine function: fits img = a ref + b and returns (img - b) / a.
 
     Args:
         img: [..., C] colors.
@@ -36,15 +36,17 @@ def color_correct_affine(img: Tensor, ref: Tensor) -> Tensor:
 
 @in_full_precision
 def color_correct_quadratic(img: Tensor, ref: Tensor, num_iters: int = 5, eps: float = 0.5 / 255) -> Tensor:
-    """Corrects colors by quadratic functions of all channels, fitted by least squares to unclipped pixels.
+    """Corrects colors with quadratic functions of all channels, fitted to unclipped pixels by least squares.
 
-    Each round fits every channel of ``ref`` to the products of any two channels, the channels and 1.
+    Each round fits each channel of ``ref`` as a linear combination of all products of two channels, all channels, and
+    1.
 
     Args:
         img: [..., C] colors.
         ref: The same shape.
         num_iters: Number of rounds.
-        eps: A value is clipped if it is less than this far from 0 or 1, in the first image, the current one or ``ref``.
+        eps: A value counts as clipped if it is closer than this to 0 or 1 in the first image, the current image or
+            ``ref``.
 
     Returns:
         The corrected image, clipped to [0, 1] after each round.
@@ -67,7 +69,7 @@ def color_correct_quadratic(img: Tensor, ref: Tensor, num_iters: int = 5, eps: f
         for channel in range(n_channels):
             used = valid[:, channel] & unclipped(colors[:, channel]) & unclipped(target[:, channel])
             rows = (terms * used[:, None]).double()
-            # Normal equations in fp64; the pseudoinverse, as terms of few or equal pixels are not independent.
+            # Normal equations in fp64, with the pseudoinverse, because terms of few or equal pixels are dependent.
             inverse = torch.linalg.pinv(rows.T @ rows, hermitian=True)
             weights = inverse @ (rows.T @ target[:, channel].double())
             corrected.append((terms * weights.to(terms.dtype)).sum(1))

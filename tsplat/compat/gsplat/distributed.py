@@ -15,18 +15,19 @@ LAUNCHERS = (
     ("LOCAL_RANK", "RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
-"""Environment variables of torchrun and of Open MPI: local rank, rank, number of ranks."""
+"""Environment variables of torchrun and Open MPI: local rank, rank, number of ranks."""
 
 
 def cli(fn: Callable[[int, int, int, Any], object], args: Any, verbose: bool = False) -> bool:
     """Calls ``fn(local_rank, world_rank, world_size, args)`` in this process.
 
-    The process is one of several ranks if torchrun or Open MPI started it. It then joins the default process group, for
-    the time of the call. Otherwise it is the only rank. Unlike gsplat's, it needs no GPU and starts no processes.
+    If torchrun or Open MPI started the process, it is one of several ranks and joins the default process group for the
+    duration of the call. Otherwise, it is the only rank. Unlike gsplat's function, this needs no GPU and starts no
+    processes.
 
     Args:
         fn: The function to call.
-        args: Its last argument.
+        args: Last argument of the function.
         verbose: Whether to print when the call begins and ends.
 
     Returns:

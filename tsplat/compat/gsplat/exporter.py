@@ -1,4 +1,4 @@
-"""The names of ``gsplat.exporter``: models as bytes of a file format."""
+"""The names of ``gsplat.exporter``: encodes models in file formats."""
 
 import pathlib
 import tempfile
@@ -13,7 +13,7 @@ __all__ = ["export_splats", "load_ply_to_splats"]
 
 WRITERS = {"ply": write_ply, "splat": write_splat, "ply_compressed": write_compressed_ply}
 OPACITY_MIN = 1 / 255
-"""``"ply_compressed"`` leaves out Gaussians that are not more opaque than this, as they would be stored with 0."""
+"""``"ply_compressed"`` leaves out Gaussians with at most this opacity, which would be stored as 0."""
 
 
 def export_splats(
@@ -29,9 +29,9 @@ def export_splats(
     """Encodes Gaussians, given before activation, as the bytes of a file. Rows with NaN or infinity are left out.
 
     The writers are :func:`tsplat.scene.write_ply`, :func:`tsplat.scene.write_splat` and
-    :func:`tsplat.scene.write_compressed_ply`, which do not write the same bytes as gsplat: PLY files have normals of
-    zero, ``.splat`` files are ordered by size and rounded to nearest, compressed PLY files are ordered in boxes, and
-    both are without Gaussians whose quaternion is zero, which these formats cannot represent.
+    :func:`tsplat.scene.write_compressed_ply`. They do not write the same bytes as gsplat: PLY files have zero normals;
+    ``.splat`` files are ordered by size and rounded to nearest; compressed PLY files are ordered in boxes; and the
+    latter two omit Gaussians with a zero quaternion, which these formats cannot represent.
 
     Args:
         means: [N, 3], world frame.
@@ -42,11 +42,11 @@ def export_splats(
         shN: [N, K - 1, 3] coefficients of the higher degrees.
         format: ``"ply"``; ``"splat"``, without view dependence; or ``"ply_compressed"``, PlayCanvas's compressed PLY,
             without Gaussians whose opacity is at most 1/255.
-        save_to: A file to write as well, atomically.
+        save_to: Path of a file that is also written, atomically.
 
     Raises:
         ArgumentError: A shape is invalid, or the format is unknown.
-        NotImplementedError: A PLY file and a degree of spherical harmonics above 3.
+        NotImplementedError: The format is PLY and the SH degree is above 3.
         OSError: The file cannot be written.
     """
     check_choice("format", format, tuple(WRITERS))
@@ -68,7 +68,7 @@ def export_splats(
 
 
 def load_ply_to_splats(path: str) -> dict[str, Tensor]:
-    """Reads the Gaussians of a PLY file, as :func:`tsplat.scene.read_ply` does.
+    """Reads the Gaussians of a PLY file with :func:`tsplat.scene.read_ply`.
 
     Returns:
         The arguments of :func:`export_splats`: ``means`` [N, 3], ``scales`` [N, 3], ``quats`` [N, 4], ``opacities``

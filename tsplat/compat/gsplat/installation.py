@@ -1,6 +1,6 @@
-"""``import gsplat`` without gsplat: puts this package in the place of the package ``gsplat``.
+"""Makes ``import gsplat`` import this package instead of gsplat.
 
-gsplat's trainers also import ``fused_ssim``. If it is not installed, tsplat's replaces it.
+gsplat's trainers also import ``fused_ssim``. If it is not installed, tsplat's version replaces it.
 """
 
 import importlib
@@ -20,13 +20,13 @@ NOT_MIRRORED = ("__main__", "installation")
 
 
 def install() -> None:
-    """Makes ``import gsplat`` and the import of its modules give this package, in this process.
+    """Makes ``import gsplat`` and imports of its modules return this package, in this process.
 
-    If ``fused_ssim`` is not installed, importing it gives :mod:`tsplat.compat.inria.fused_ssim`.
-    Installing again changes nothing.
+    If ``fused_ssim`` is not installed, importing it returns :mod:`tsplat.compat.inria.fused_ssim`. Repeated calls have
+    no effect.
 
     Raises:
-        AlreadyImportedError: gsplat itself has been imported.
+        AlreadyImportedError: The real gsplat has already been imported.
     """
     package = sys.modules[PACKAGE]
     names = [

@@ -1,4 +1,4 @@
-"""Names of ``gsplat.losses`` of gsplat 1.6: image losses and regularizers of Gaussians, in plain PyTorch.
+"""The names of ``gsplat.losses`` of gsplat 1.6: image losses and regularizers of Gaussians, in plain PyTorch.
 
 Functions whose docstring ends with [] return a scalar. The others return a value per element.
 """
@@ -82,11 +82,11 @@ __all__ = [
 ]
 
 ENFORCE_CONTRACTS = os.environ.get("GSPLAT_ENFORCE_CONTRACTS") == "1" or os.environ.get("PYTHONOPTIMIZE") == "0"
-"""Whether losses check values, which waits for a GPU. Losses read it in each call."""
+"""Whether losses check values, which waits for the GPU. Losses read it in each call."""
 
 
 def _check_values(name: str, values: Tensor, valid: Tensor, expected: str) -> None:
-    """Raises ContractError if values are not valid."""
+    """Raises ContractError if any value is not valid."""
     if not bool(valid.all()):
         raise ContractError(f"{name}: values {expected}, found {float(values.min()):.4g} to {float(values.max()):.4g}")
 
@@ -102,7 +102,7 @@ def mse_loss(pred: Tensor, target: Tensor) -> Tensor:
 
 
 def ssim_loss(img1: Tensor, img2: Tensor, window_size: int = len(SSIM_TAPS)) -> Tensor:
-    """Computes 1 - SSIM of the windows that lie inside the images, as gsplat does with ``fused_ssim`` on GPUs. []
+    """Computes 1 - SSIM over the windows that lie inside the images, as gsplat does with ``fused_ssim`` on GPUs. []
 
     Args:
         img1, img2: [B, C, H, W], data range [0, 1]. Only ``img1`` is differentiable.
@@ -110,8 +110,8 @@ def ssim_loss(img1: Tensor, img2: Tensor, window_size: int = len(SSIM_TAPS)) -> 
 
     Raises:
         ArgumentError: The images differ in shape or are smaller than the window.
-        ContractError: Values are not in [0, 1], with ``ENFORCE_CONTRACTS``.
-        NotImplementedError: Another window size; or ``img2`` requires a gradient.
+        ContractError: ``ENFORCE_CONTRACTS`` is set, and values are not in [0, 1].
+        NotImplementedError: The window size is not 11, or ``img2`` requires a gradient.
     """
     if ENFORCE_CONTRACTS:
         for name, image in (("img1", img1), ("img2", img2)):
@@ -126,10 +126,10 @@ def ssim_loss(img1: Tensor, img2: Tensor, window_size: int = len(SSIM_TAPS)) -> 
 
 
 def create_ssim_window(window_size: int, channel: int, device: torch.device | str = "cpu") -> Tensor:
-    """Makes the window of :func:`torch_ssim_loss`: Gaussian weights of standard deviation 1.5, whose sum is 1.
+    """Creates the window of :func:`torch_ssim_loss`: Gaussian weights with standard deviation 1.5 and sum 1.
 
     Returns:
-        [channel, 1, window_size, window_size] float32, the same for each channel.
+        [channel, 1, window_size, window_size] float32, equal for all channels.
 
     Raises:
         ArgumentError: A size is not a positive integer.
@@ -142,12 +142,12 @@ def create_ssim_window(window_size: int, channel: int, device: torch.device | st
 
 @in_full_precision
 def torch_ssim_loss(img1: Tensor, img2: Tensor, window: Tensor, window_size: int = 11, channel: int = 3) -> Tensor:
-    """Computes the map of structural similarity (Wang et al., 2004): 1 where images are equal, in spite of its name.
+    """Computes the map of structural similarity (Wang et al., 2004). Despite its name, it is 1 where images are equal.
 
     Args:
-        img1, img2: [B, channel, H, W], data range [0, 1]; zero outside. Both are differentiable.
+        img1, img2: [B, channel, H, W], data range [0, 1]; padded with zeros. Both are differentiable.
         window: [channel, 1, window_size, window_size], from :func:`create_ssim_window`.
-        window_size, channel: Odd edge of the window, and the number of channels.
+        window_size, channel: Odd size of the window, and number of channels.
 
     Returns:
         [B, channel, H, W], with values in [-1, 1].
@@ -177,13 +177,13 @@ def torch_ssim_loss(img1: Tensor, img2: Tensor, window: Tensor, window_size: int
 
 
 def masked_ssim(pred: Tensor, gt: Tensor, mask: Tensor) -> Tensor:
-    """Computes :func:`ssim_loss` of images [B, C, H, W] times a mask, which is broadcast to them. []"""
+    """Computes :func:`ssim_loss` of images [B, C, H, W] multiplied by a mask that is broadcast to them. []"""
     check_shapes("gt", gt, "pred", pred)
     return ssim_loss(pred * mask, gt * mask)
 
 
 def depth_l1_loss(pred_depth: Tensor, gt_depth: Tensor, scene_scale: float = 1.0) -> Tensor:
-    """Computes the mean difference of disparities, times the size of the scene. []
+    """Computes the mean absolute difference of disparities, times the scale of the scene. []
 
     The disparity is 1 / depth, or 0 where the depth is not positive.
     """
@@ -196,7 +196,7 @@ def _disparity(depth: Tensor) -> Tensor:
 
 
 def normal_cosine_loss(pred_normal: Tensor, gt_normal: Tensor) -> Tensor:
-    """Computes 1 - cos of the angle between unit vectors [..., 3]. [...]"""
+    """Computes 1 minus the cosine of the angle between unit vectors [..., 3]. [...]"""
     if ENFORCE_CONTRACTS:
         for name, normals in (("pred_normal", pred_normal), ("gt_normal", gt_normal)):
             lengths = normals.norm(dim=-1)
@@ -205,19 +205,19 @@ def normal_cosine_loss(pred_normal: Tensor, gt_normal: Tensor) -> Tensor:
 
 
 def opacity_reg_loss(opacities: Tensor) -> Tensor:
-    """Computes the mean opacity of logits. []"""
+    """Computes the mean opacity, given logits. []"""
     return opacities.sigmoid().mean()
 
 
 def scale_reg_loss(log_scales: Tensor) -> Tensor:
-    """Computes the mean scale of logarithmic scales. []"""
+    """Computes the mean scale, given logarithms. []"""
     return log_scales.exp().mean()
 
 
 def total_variation_loss(x: Tensor) -> Tensor:
     """Computes the mean squared difference of neighbors, summed over the spatial dimensions and averaged over B. []
 
-    `x` is [B, C, ...]; every dimension after the second is spatial, and there has to be one.
+    `x` is [B, C, ...]; all dimensions after the second are spatial, and at least one is required.
     """
     if x.dim() < 3 or not len(x):
         raise ArgumentError(f"x: expected [B, C, ...] with at least one spatial dimension, found {list(x.shape)}")
@@ -229,14 +229,14 @@ def total_variation_loss(x: Tensor) -> Tensor:
 
 
 def gaussian_scale_reg(scales: Tensor, visibility: Tensor | None = None) -> Tensor:
-    """Computes ``|scales|`` [N, 3], times visibility, which is [N] or [N, 1], or None for 1."""
+    """Computes ``|scales|`` [N, 3] times the visibility [N] or [N, 1]; None means 1."""
     if ENFORCE_CONTRACTS:
         _check_values("scales", scales, scales >= 0, "must be post-activation, at least 0: pass exp(log_scales)")
     return _weighted("scales", scales, visibility)
 
 
 def gaussian_density_reg(densities: Tensor, visibility: Tensor | None = None) -> Tensor:
-    """Computes ``|densities|``, [N] or [N, 1], times visibility, which is [N] or [N, 1], or None for 1."""
+    """Computes ``|densities|`` [N] or [N, 1] times the visibility [N] or [N, 1]; None means 1."""
     if ENFORCE_CONTRACTS:
         expected = "must be post-activation, at least 0: pass sigmoid(logits)"
         _check_values("densities", densities, densities >= 0, expected)
@@ -260,7 +260,10 @@ def gaussian_z_scale_reg(z_scales: Tensor, threshold: float) -> Tensor:
 
 
 def out_of_bound_loss(positions: Tensor, cuboid_dims: Tensor) -> Tensor:
-    """Computes how far positions [N, 3] lie outside cuboids with edges [N, 3] around the origin, along each axis."""
+    """Computes the distances along each axis by which positions [N, 3] lie outside of cuboids around the origin.
+
+    `cuboid_dims` [N, 3] are the edge lengths of the cuboids.
+    """
     if ENFORCE_CONTRACTS:
         _check_values("cuboid_dims", cuboid_dims, cuboid_dims > 0, "must be positive")
     return (positions.abs() - cuboid_dims / 2).relu()
@@ -275,7 +278,7 @@ PER_ELEMENT: dict[str, Callable[..., Tensor]] = {
     "bce_with_logits": bce_with_logits_loss,
     "bce_clipped": bce_clipped,
 }
-"""The names of ``loss_fn``. ``bce_clipped`` clamps probabilities to between 0.001 and 0.999."""
+"""Values of ``loss_fn`` -> elementwise losses. ``bce_clipped`` clamps probabilities to [0.001, 0.999]."""
 
 LossOfElements = str | Callable[[Tensor, Tensor], Tensor]
 
@@ -283,15 +286,15 @@ LossOfElements = str | Callable[[Tensor, Tensor], Tensor]
 def lidar_distance_loss(
     pred_distance: Tensor, gt_distance: Tensor, valid_mask: Tensor | None = None, loss_fn: LossOfElements = "l1"
 ) -> Tensor:
-    """Computes the mean loss of distances along the rays of a lidar, of the elements in ``valid_mask``. []
+    """Computes the mean loss of distances along lidar rays over the elements in ``valid_mask``. []
 
     Args:
-        pred_distance, gt_distance: Rendered and measured distances, of any equal shape.
+        pred_distance, gt_distance: Rendered and measured distances with equal shapes.
         valid_mask: Mask of the elements that count, of the same shape; None for all. If it is empty, the loss is 0.
-        loss_fn: A name of :data:`PER_ELEMENT`, or a function of two tensors [n] that returns a loss for each entry.
+        loss_fn: A key of :data:`PER_ELEMENT`, or a function of two tensors [n] that returns a loss per element.
 
     Raises:
-        ArgumentError: Shapes differ, or ``loss_fn`` is unknown or does not return a loss for each entry.
+        ArgumentError: Shapes differ, or ``loss_fn`` is unknown or does not return a loss per element.
     """
     return _of_elements("pred_distance", pred_distance, "gt_distance", gt_distance, valid_mask, loss_fn)
 
@@ -299,7 +302,7 @@ def lidar_distance_loss(
 def lidar_intensity_loss(
     pred_intensity: Tensor, gt_intensity: Tensor, valid_mask: Tensor | None = None, loss_fn: LossOfElements = "l1"
 ) -> Tensor:
-    """Computes the mean loss of intensities, as :func:`lidar_distance_loss`. []"""
+    """Computes the mean loss of intensities; see :func:`lidar_distance_loss`. []"""
     return _of_elements("pred_intensity", pred_intensity, "gt_intensity", gt_intensity, valid_mask, loss_fn)
 
 
@@ -307,9 +310,9 @@ def lidar_raydrop_loss(
     pred_raydrop: Tensor, gt_raydrop: Tensor, valid_mask: Tensor | None = None,
     loss_fn: LossOfElements = "bce_with_logits",
 ) -> Tensor:  # fmt: skip
-    """Computes the mean loss of whether rays have no return, as :func:`lidar_distance_loss`: 1 where they have none. []
+    """Computes the mean loss of ray drop, which is 1 for rays without a return; see :func:`lidar_distance_loss`. []
 
-    Predictions are logits, or probabilities, as ``loss_fn`` takes them.
+    Predictions are logits or probabilities, depending on ``loss_fn``.
     """
     target = gt_raydrop.to(pred_raydrop.dtype)
     return _of_elements("pred_raydrop", pred_raydrop, "gt_raydrop", target, valid_mask, loss_fn)
@@ -318,9 +321,9 @@ def lidar_raydrop_loss(
 def lidar_background_loss(
     pred_opacity: Tensor, background_mask: Tensor, valid_mask: Tensor | None = None, loss_fn: LossOfElements = "bce"
 ) -> Tensor:
-    """Computes the mean loss of opacities, clamped to [0, 1], as :func:`lidar_distance_loss`. []
+    """Computes the mean loss of opacities, clamped to [0, 1]; see :func:`lidar_distance_loss`. []
 
-    They should be 0 where ``background_mask`` is true, as in the sky, and 1 elsewhere.
+    The target is 0 where ``background_mask`` is True, as in the sky, and 1 elsewhere.
     """
     target = (~background_mask.bool()).to(pred_opacity.dtype)
     return _of_elements("pred_opacity", pred_opacity.clamp(0, 1), "background_mask", target, valid_mask, loss_fn)
@@ -330,7 +333,7 @@ def lidar_background_loss(
 def _of_elements(
     name: str, pred: Tensor, other: str, target: Tensor, mask: Tensor | None, loss_fn: LossOfElements
 ) -> Tensor:
-    """Computes the loss of :func:`lidar_distance_loss`; ``name`` and ``other`` name the tensors in messages. []"""
+    """Implements :func:`lidar_distance_loss`; ``name`` and ``other`` are the names of the tensors for messages. []"""
     for given, tensor in ((other, target), ("valid_mask", mask)):
         if tensor is not None:
             check_shapes(given, tensor, name, pred)

@@ -9,7 +9,7 @@ __all__ = ["FusedGaussianLosses"]
 
 
 class FusedGaussianLosses(torch.nn.Module):
-    """Computes four regularizers of Gaussians, by one function each: there is no fused kernel.
+    """Computes four regularizers of Gaussians, each with its own function: there is no fused kernel.
 
     Args:
         z_scale_threshold: See :func:`gaussian_z_scale_reg`.
@@ -28,12 +28,12 @@ class FusedGaussianLosses(torch.nn.Module):
         cuboid_dims: Tensor,
         visibility: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns the regularizers, which are not reduced: of scale [N, 3], density [N], z scale [N] and bounds [N, 3].
+        """Returns the unreduced regularizers of scale [N, 3], density [N], z scale [N] and bounds [N, 3].
 
         Args:
             scales, positions, cuboid_dims: [N, 3]; see :func:`out_of_bound_loss`.
             densities, z_scales: [N].
-            visibility: [N] weights of the first two; None for 1.
+            visibility: [N] weights of the first two regularizers; None for 1.
         """
         return (
             gaussian_scale_reg(scales, visibility),

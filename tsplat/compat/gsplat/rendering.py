@@ -70,13 +70,13 @@ def rasterization_inria_wrapper(
         means, quats, scales, opacities, colors, viewmats, Ks, width, height, eps2d, sh_degree, backgrounds: As for
             :func:`tsplat.rasterization`.
         near_plane, far_plane: As for :func:`tsplat.rasterization`; nothing closer than 0.2 is rendered.
-        kwargs: None is implemented.
+        kwargs: Must be empty.
 
     Returns:
         Colors [..., C, H, W, D], None, and an empty dictionary.
 
     Raises:
-        ArgumentError: An argument is invalid, or there are others.
+        ArgumentError: An argument is invalid, or `kwargs` is not empty.
     """
     if kwargs:
         raise ArgumentError(f"kwargs: expected none, found {sorted(kwargs)}; pass them to rasterization")
@@ -91,7 +91,7 @@ RENDERED_2DGS: dict[str, tuple[object, ...]] = {
     "packed": (False,), "absgrad": (False,), "sparse_grad": (False,), "render_mode": ("RGB+D", "RGB+ED"),
     "distloss": (False, True),
 }  # fmt: skip
-"""Options of :func:`rasterization_2dgs`, with the values that describe what the wrapper renders."""
+"""Option of :func:`rasterization_2dgs` -> values that agree with what the wrapper renders."""
 
 
 def rasterization_2dgs_inria_wrapper(
@@ -102,14 +102,14 @@ def rasterization_2dgs_inria_wrapper(
 ) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:  # fmt: skip
     """Renders 2D Gaussians with the constants of Inria's rasterizer: ``rasterization_2dgs(numerics="inria")``.
 
-    gsplat calls the authors' package instead, whose distortion is that of squared distances of depths in [0, 1].
+    gsplat calls the package of the 2DGS authors instead, whose distortion uses squared differences of depths in [0, 1].
 
     Args:
         means, quats, scales, opacities, colors, viewmats, Ks, width, height, eps2d, sh_degree, backgrounds: As for
             :func:`tsplat.rasterization_2dgs`.
         near_plane, far_plane: As for :func:`tsplat.rasterization`; nothing closer than 0.2 is rendered.
-        depth_ratio: Weight of the median in depth, from 0 to 1; the rest is that of expected depth.
-        kwargs: Arguments that gsplat's trainer passes, with the values that describe the rendering: ``packed``,
+        depth_ratio: Weight of the median in the depth, from 0 to 1; expected depth has the remaining weight.
+        kwargs: Arguments that gsplat's trainer passes, with values that agree with the rendering: ``packed``,
             ``absgrad`` and ``sparse_grad`` False, ``render_mode`` ``"RGB+D"`` or ``"RGB+ED"``, and any ``distloss``.
 
     Returns:
@@ -118,7 +118,7 @@ def rasterization_2dgs_inria_wrapper(
         ``gaussian_ids`` (None) and, for densification, ``gradient_2dgs``.
 
     Raises:
-        ArgumentError: An argument is invalid, or there are others.
+        ArgumentError: An argument is invalid, or `kwargs` contains others.
     """
     others = sorted(name for name, value in kwargs.items() if value not in RENDERED_2DGS.get(name, ()))
     if others:

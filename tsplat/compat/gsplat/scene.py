@@ -1,4 +1,4 @@
-"""The names of ``gsplat.scene`` of gsplat 1.6: Gaussians, with data that follows them through a strategy's changes."""
+"""The names of ``gsplat.scene`` of gsplat 1.6: Gaussians with additional data that strategies keep in sync."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ __all__ = ["GaussianInferenceScene", "GaussianScene", "Scene"]
 
 
 class Scene(Follower, ABC):
-    """Base class of scenes: an id, named components, and hooks, which do nothing, for changes by strategies.
+    """Base class of scenes: an id, named components, and empty hooks for changes by strategies.
 
     Args:
-        id: A string that is not empty.
+        id: A nonempty string.
     """
 
     def __init__(self, id: str) -> None:
@@ -43,14 +43,14 @@ class Scene(Follower, ABC):
         """Returns a component."""
 
     def on_permute(self, order: Tensor) -> None:
-        """The Gaussians are now those of `order` [N]."""
+        """Called after the Gaussians were permuted to `order` [N]."""
 
 
 class GaussianScene(Scene):
-    """Parameters of Gaussians, made of components, and signals: further tensors with a row per Gaussian.
+    """Parameters of Gaussians in several components, and signals: additional tensors with a row per Gaussian.
 
-    Strategies replace the entries of `splats` in place; their hooks do the same with the component of each Gaussian and
-    its signals. Hooks select Gaussians by indices or by masks. Signals are not differentiated through changes.
+    Strategies replace the entries of `splats` in place; the hooks update the component and the signals of each Gaussian
+    accordingly. Hooks take indices or masks of Gaussians. Gradients of signals do not flow through changes.
 
     Attributes:
         splats: Parameters by name, each with N rows: means, scales, quats, opacities, and any others.
@@ -70,7 +70,7 @@ class GaussianScene(Scene):
     def from_splats(
         cls, splats: torch.nn.ParameterDict, id: str, signal: Mapping[str, Tensor] | None = None
     ) -> "GaussianScene":
-        """Returns a scene with one component, under the name `id`. The scene has `splats` itself, not a copy.
+        """Creates a scene with one component called `id`. The scene uses `splats` itself, not a copy.
 
         Raises:
             ArgumentError: See :meth:`validate`.
@@ -83,16 +83,16 @@ class GaussianScene(Scene):
         return scene
 
     def put(self, name: str, component: torch.nn.ParameterDict) -> None:
-        """Appends a component. From the second on, parameters are new ones, so optimizers have to be made afterwards.
+        """Appends a component. From the second on, this creates new parameters, so create optimizers afterwards.
 
         Signals of the new Gaussians are 0.
 
         Args:
-            name: Of the component.
-            component: Parameters by name, with the names of those that the scene has; others are left out.
+            name: Name of the component.
+            component: Parameters by name; they must include those of the scene, and others are ignored.
 
         Raises:
-            ArgumentError: The name is empty or not new, a parameter is missing, or see :meth:`validate`.
+            ArgumentError: The name is empty or already used, a parameter is missing, or see :meth:`validate`.
         """
         if not name or name in self.component_names:
             raise ArgumentError(f"name: expected a new one, found {name!r} beside {self.component_names}")
@@ -157,7 +157,7 @@ class GaussianScene(Scene):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what :meth:`from_state_dict` takes. Signals are copies, parameters are not."""
+        """Returns the state for :meth:`from_state_dict`. Signals are copies, parameters are not."""
         return {
             "id": self.id,
             "splats": self.splats.state_dict(),
@@ -169,7 +169,7 @@ class GaussianScene(Scene):
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "GaussianScene":
-        """Returns the scene of a :meth:`state_dict`, of which only `id` and `splats` are needed.
+        """Creates a scene from a :meth:`state_dict`; only `id` and `splats` are required.
 
         Raises:
             KeyError: An entry is missing.
@@ -215,7 +215,7 @@ class GaussianScene(Scene):
 
 
 def _indices(selected: Tensor) -> Tensor:
-    """Returns the indices of Gaussians that are selected by indices [k], or by a mask [N] bool."""
+    """Converts a selection of Gaussians, indices [k] or a mask [N] bool, to indices."""
     return selected.nonzero().squeeze(1) if selected.dtype == torch.bool else selected
 
 

@@ -1,4 +1,4 @@
-"""The name of ``gsplat.stage`` of gsplat 1.6: scenes, each with the function that renders it."""
+"""The name of ``gsplat.stage`` of gsplat 1.6: scenes with their render functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,13 @@ __all__ = ["Stage"]
 
 
 class Stage:
-    """Scenes by their ids, each with a function that renders it."""
+    """A collection of scenes by id, each with a render function."""
 
     def __init__(self) -> None:
         self._scenes: dict[str, tuple[GaussianScene, Callable[..., Any]]] = {}
 
     def add_scene(self, scene: GaussianScene, render_fn: Callable[..., Any]) -> None:
-        """Adds a scene and the function that :meth:`render` calls for it. Raises ArgumentError if there is one with its
-        id."""
+        """Adds a scene and its render function. Raises ArgumentError if a scene with the same id exists."""
         if scene.id in self._scenes:
             raise ArgumentError(f"scene: {scene.id!r} is already registered; expected an id beside {self.scene_ids()}")
         self._scenes[scene.id] = (scene, render_fn)
@@ -31,7 +30,8 @@ class Stage:
         return self._entry(scene_id)[0]
 
     def render(self, scene_id: str, **kwargs: Any) -> Any:
-        """Returns what the function of a scene returns for ``splats=scene.splats`` and the other arguments.
+        """Calls the render function of a scene with ``splats=scene.splats`` and the other arguments, and returns its
+        result.
 
         Raises:
             KeyError: There is no scene with this id.

@@ -50,7 +50,7 @@ def normalized_quat_to_rotmat(quat: Tensor) -> Tensor:
 def get_projection_matrix(
     znear: float, zfar: float, fovX: float, fovY: float, device: torch.device | str = "cuda"
 ) -> Tensor:
-    """Returns the [4, 4] projection of cameras that look along +z to clip space, with depths from 0 to 1.
+    """Returns the [4, 4] projection to clip space for cameras that look along +z, with depths from 0 to 1.
 
     Args:
         znear, zfar: Depths of the near and the far plane.
@@ -68,10 +68,9 @@ def get_projection_matrix(
 
 
 def save_ply(splats: Mapping[str, Tensor], dir: str, colors: Tensor | None = None) -> None:
-    """Writes ``splats`` to a PLY file; see :func:`~tsplat.compat.gsplat.exporter.export_splats`, whose arguments they
-    are.
+    """Writes ``splats``, the arguments of :func:`~tsplat.compat.gsplat.exporter.export_splats`, to a PLY file.
 
-    Colors [N, 3] in [0, 1], if they are given, are written instead of ``sh0`` and ``shN``.
+    If colors [N, 3] in [0, 1] are given, they are written instead of ``sh0`` and ``shN``.
     """
     sh0, shN = splats["sh0"], splats["shN"]
     if colors is not None:

@@ -1,12 +1,10 @@
-"""Drop-in replacement for what Inria's 3D Gaussian Splatting imports: change the imports, or only call :func:`install`.
+"""Drop-in replacement for the packages that Inria's 3D Gaussian Splatting imports: change the imports, or call
+:func:`install`.
 
-| imported as | here |
-| --- | --- |
-| ``diff_gaussian_rasterization`` | this package |
-| ``simple_knn._C`` | :mod:`tsplat.compat.inria.simple_knn._C` |
-| ``fused_ssim`` | :mod:`tsplat.compat.inria.fused_ssim` |
+| imported as | here | | --- | --- | | ``diff_gaussian_rasterization`` | this package | | ``simple_knn._C`` |
+:mod:`tsplat.compat.inria.simple_knn._C` | | ``fused_ssim`` | :mod:`tsplat.compat.inria.fused_ssim` |
 
-``python -m tsplat.compat.inria SCRIPT`` runs a script that gets these and the modules of forks from tsplat.
+``python -m tsplat.compat.inria SCRIPT`` runs a script with these packages and the modules of forks from tsplat.
 """
 
 from typing import Any
@@ -20,7 +18,8 @@ from .settings import GaussianRasterizationSettings
 
 
 def __getattr__(name: str) -> Any:
-    """Gives ``compute_relocation``, which only 3dgs-mcmc imports: its rasterizer returns three values from then on."""
+    """Returns ``compute_relocation``. Only 3dgs-mcmc imports it, so from then on the rasterizer returns three
+    values."""
     if name != "compute_relocation":
         refuse_name(name, "diff_gaussian_rasterization")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

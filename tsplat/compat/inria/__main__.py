@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         except ArgumentError as error:
             print(f"{USAGE}\n\nerror: {error}", file=sys.stderr)
             return 2
-        # Processes that the program starts inherit it.
+        # Child processes of the program inherit the variable.
         os.environ[RETURNS_VARIABLE] = names
     return run_script(arguments, install, USAGE)
 

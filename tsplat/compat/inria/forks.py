@@ -1,4 +1,4 @@
-"""Arguments, names and modules that only forks of Inria's rasterizer have, and tsplat does not implement."""
+"""Arguments, names and modules of forks of Inria's rasterizer that tsplat does not implement."""
 
 from collections.abc import Iterable
 from typing import NoReturn
@@ -25,35 +25,35 @@ ARGUMENTS = {
     }.items()
     for name in names.split()
 }
-"""Arguments that are not implemented, and the fork of which they are."""
+"""Unsupported argument -> fork."""
 
 INSTEAD = {
     "all_map": "import diff_plane_rasterization", "means2D_abs": "import diff_plane_rasterization",
     "render_geo": "import diff_plane_rasterization",
     "scores": "take sums of weights from diff_gaussian_rasterization_ms",
 }  # fmt: skip
-"""Advice in place of an argument that is not implemented."""
+"""Unsupported argument -> advice."""
 
 METHODS = {
     "apply_weights": "GaussianEditor", "forward_counter": "LightGaussian", "forward_mask": "SegAnyGAussians",
     "integrate": "Gaussian Opacity Fields and RaDe-GS", "render_depth": "Mini-Splatting",
 }  # fmt: skip
-"""Methods of the rasterizers of forks that are not implemented, and which."""
+"""Unsupported method of a rasterizer -> fork."""
 
 NAMES = {
     "ExtendedSettings": "StopThePop", "GlobalSortOrder": "StopThePop", "SortMode": "StopThePop",
     "SurfaceAlign": "GeoGaussian",
 }  # fmt: skip
-"""Names that only forks of ``diff_gaussian_rasterization`` have, and which."""
+"""Name that only a fork of ``diff_gaussian_rasterization`` has -> fork."""
 
 MODULES = {
     "forward_full": "Spacetime Gaussians", "forward_lite": "Spacetime Gaussians",
     "gaussian_rasterizer": "Gaussian-SLAM", "r3dg_rasterization": "Relightable 3D Gaussians",
 }  # fmt: skip
-"""Modules of forks that are not implemented, and which."""
+"""Unsupported module -> fork."""
 
 COMPILED = "_C"
-"""Name of the compiled module, whose functions some programs call."""
+"""Name of the compiled module; some programs call its functions."""
 
 
 class ForkImportError(UnsupportedError, ImportError):
@@ -65,7 +65,7 @@ class ForkAttributeError(UnsupportedError, AttributeError):
 
 
 def refuse_arguments(names: Iterable[str]) -> None:
-    """Raises an UnsupportedError that names the first argument, and the fork of which it is."""
+    """Raises an UnsupportedError that names the first argument and its fork, if there are any arguments."""
     for name in sorted(names):
         fork = f"of the fork {ARGUMENTS[name]}" if name in ARGUMENTS else "not of Inria's rasterizer but of a fork"
         raise UnsupportedError(f"{name}: an argument {fork}; {_advice(name)}")

@@ -1,4 +1,4 @@
-"""The name of ``fused_ssim``: the structural similarity of images."""
+"""The function of the package ``fused_ssim``: the structural similarity of images."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ __all__ = ["fused_ssim"]
 
 
 def fused_ssim(img1: Tensor, img2: Tensor, padding: Literal["same", "valid"] = "same", train: bool = True) -> Tensor:
-    """Computes the mean structural similarity of images; :func:`tsplat.l1_and_ssim` for images [B, C, H, W].
+    """Computes the mean structural similarity of images, like :func:`tsplat.l1_and_ssim` but for images [B, C, H, W].
 
     Args:
         img1, img2: [B, C, H, W], data range [0, 1]. Only ``img1`` is differentiable.

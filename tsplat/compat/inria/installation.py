@@ -1,4 +1,4 @@
-"""The packages that Inria's programs and those of forks import, under their names."""
+"""Installs tsplat's modules under the names of the packages that Inria's programs and forks import."""
 
 import importlib
 import importlib.util
@@ -18,16 +18,17 @@ MODULES = {
     "simple_knn": f"{PACKAGE}.simple_knn",
     "simple_knn._C": f"{PACKAGE}.simple_knn._C",
 }
-"""Name that is imported -> module of tsplat."""
+"""Imported name -> module of tsplat."""
 
 
 def install() -> None:
-    """Makes ``import diff_gaussian_rasterization``, ``simple_knn`` and ``fused_ssim`` give tsplat, in this process.
+    """Makes imports of ``diff_gaussian_rasterization``, ``simple_knn`` and ``fused_ssim`` return tsplat, in this
+    process.
 
-    So do the modules of forks that :mod:`.variants` lists. Installing again changes nothing.
+    The same holds for the modules of forks that :mod:`.variants` lists. Repeated calls have no effect.
 
     Raises:
-        AlreadyImportedError: One of these packages has been imported.
+        AlreadyImportedError: One of these packages has already been imported.
     """
     from . import variants
 
@@ -39,7 +40,8 @@ def install() -> None:
 
 
 class _Missing(ModuleType):
-    """A module of a fork that is neither installed nor implemented: what is imported from it raises in words."""
+    """A module of a fork that is neither installed nor implemented: importing names from it raises a
+    ForkImportError."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""Measures of projected Gaussians that forks of Inria's rasterizer return besides images. None is differentiable."""
+"""Computes the statistics of projected Gaussians that forks of Inria's rasterizer return; none is differentiable."""
 
 import torch
 from torch import Tensor
@@ -11,22 +11,23 @@ from ...stages.compositing import composite
 from ..contributions import Contributions
 
 FARTHEST = 15.0
-"""The median depth of pixels where transmittance stays above 0.5, in the rasterizer of Dynamic 3D Gaussians."""
+"""Median depth of pixels whose transmittance stays above 0.5, as in the rasterizer of Dynamic 3D Gaussians."""
 
 
 @torch.no_grad()
 def median_depths(splats: Splats, depths: Tensor, lists: TileLists, numerics: str) -> Tensor:
-    """Depths [1, H, W] of the Gaussians at which transmittance falls to 0.5, of depths [N]."""
+    """Returns the depth of the Gaussian at which transmittance falls to 0.5, [1, H, W], given depths [N]."""
     settings = lists.settings(PRESETS[numerics], "auto", outputs=(DISTORTIONS, MEDIANS))
     splats = splats._replace(colors=depths[:, None])
     maps = composite(splats, None, *lists.arrange({"means2d": splats.means2d}, 1), settings)
     alphas, rows = maps["alphas"], maps["median_rows"]
-    medians = torch.nn.functional.pad(depths, (0, 1))[rows.long()]  # -1 is the row behind the last
+    medians = torch.nn.functional.pad(depths, (0, 1))[rows.long()]  # -1 selects the padding
     return torch.where((rows >= 0) & (alphas[..., 0] > 0.5), medians, FARTHEST)
 
 
 def sum_weights(splats: Splats, lists: TileLists, numerics: str) -> Tensor:
-    """Sums over pixels of the weights of Gaussians [N]: the gradients of colors of an image that is summed."""
+    """Returns the sum over pixels of the weights of Gaussians [N], computed as the gradient of colors of a summed
+    image."""
     with torch.enable_grad():
         ones = torch.ones_like(splats.opacities)[:, None].requires_grad_()
         settings = lists.settings(PRESETS[numerics], "auto")
@@ -36,7 +37,7 @@ def sum_weights(splats: Splats, lists: TileLists, numerics: str) -> Tensor:
 
 @torch.no_grad()
 def measure(splats: Splats, lists: TileLists, numerics: str) -> dict[str, Tensor]:
-    """Walks over all pixels, in PyTorch; see :data:`.outputs.OUTPUTS` for what it finds of each of N Gaussians."""
+    """Computes per-Gaussian statistics over all pixels in PyTorch; :data:`.returns.OUTPUTS` describes them."""
     n, device = len(splats.opacities), splats.means2d.device
     counts = {name: torch.zeros(n, dtype=torch.int32, device=device) for name in ("count", "n_touched", "observed")}
     sums = {name: splats.means2d.new_zeros(n) for name in ("weights", "score", "max_count")}

@@ -1,4 +1,4 @@
-"""Adam for visible Gaussians under the name of Inria's accelerated rasterizer."""
+"""Adam for visible Gaussians, with the name of Inria's accelerated rasterizer."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from ..gsplat.optimizers import SelectiveAdam
 
 
 class SparseGaussianAdam(SelectiveAdam):
-    """Adam without bias correction, for the visible Gaussians of each step. The others and their moments do not change.
+    """Adam without bias correction that updates only the visible Gaussians of each step, and their moments.
 
     Args:
         params: Parameter groups with one tensor [N, ...] each, fp32 or fp64, of any strides.
-        lr: Learning rate of the groups that set none.
+        lr: Learning rate of groups without their own.
         eps: Added to the root of the second moment.
     """
 
@@ -26,7 +26,7 @@ class SparseGaussianAdam(SelectiveAdam):
         """Performs a step.
 
         Args:
-            visibility: [N] bool, which Gaussians to update.
+            visibility: [N] bool mask of the Gaussians to update.
             N: Number of Gaussians.
 
         Raises:

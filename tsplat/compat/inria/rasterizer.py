@@ -1,7 +1,7 @@
-"""The names of Inria's ``diff_gaussian_rasterization``, in its generations of 2023 and 2024, and those of some forks.
+"""The names of Inria's ``diff_gaussian_rasterization`` of 2023 and 2024, and of some forks.
 
-The arguments, the returned tuple and the gradient of `means2D`, which densification reads, are the same. The constants
-are those of `numerics="inria"`.
+The arguments, the returned tuple and the gradient of `means2D`, which densification reads, are those of Inria's
+rasterizer. The constants are those of `numerics="inria"`.
 """
 
 import functools
@@ -51,10 +51,10 @@ TILE_SIZE = 16
 Generation = Literal[2023, 2024, "mcmc"]
 
 FEATURES = frozenset({"semantic_feature", "language_feature_precomp", "sh_objs", "mask", "semantics"})
-"""Arguments of forks that are rendered as further channels, without a background."""
+"""Arguments of forks that are rendered as additional channels without a background."""
 
 DENSIFIED = ("means2D_densify", "means2D_abs")
-"""Arguments of forks that receive sums over pixels of absolute gradients."""
+"""Arguments of forks that receive the sums of absolute gradients over pixels."""
 
 
 class GaussianRasterizer(torch.nn.Module):
@@ -62,18 +62,18 @@ class GaussianRasterizer(torch.nn.Module):
 
     Args:
         raster_settings: The camera and the rendering settings.
-        generation: Whose returned values to return: 2023 for ``(color, radii)``, 2024 for ``(color, radii,
-            invdepths)``, "mcmc" for ``(color, radii, is_used)`` of 3dgs-mcmc.
-        returns: Names of the values to return, as ``("color", "radii", "depth")``, instead; see docs/from_inria.md. By
-            default those that the environment variable ``TSPLAT_INRIA_RETURNS`` names; otherwise those of the fork
-            whose settings or arguments are given; otherwise 2024 if the settings name ``antialiasing``, as the programs
-            of 2024 do; otherwise :attr:`default_generation`.
+        generation: Selects the returned values: 2023 for ``(color, radii)``, 2024 for ``(color, radii, invdepths)``,
+            "mcmc" for ``(color, radii, is_used)`` of 3dgs-mcmc.
+        returns: Names of the values to return instead, such as ``("color", "radii", "depth")``; see docs/from_inria.md.
+            By default, the names in the environment variable ``TSPLAT_INRIA_RETURNS``; otherwise the values of the fork
+            that the settings or arguments identify; otherwise those of 2024 if the settings contain ``antialiasing``,
+            as in the programs of 2024; otherwise those of :attr:`default_generation`.
 
     Attributes:
-        default_generation: 2023; "mcmc" once something has imported ``compute_relocation``, as 3dgs-mcmc does.
-        own_returns: Results that modules of forks return in any case, as ``diff_gaussian_rasterization_ms``; or None.
-        others: Arguments of forks that :meth:`forward` takes besides its own. `features` are those of them that are
-            rendered.
+        default_generation: 2023; "mcmc" after ``compute_relocation`` has been imported, as 3dgs-mcmc does.
+        own_returns: Values that the module of a fork always returns, such as ``diff_gaussian_rasterization_ms``; or
+            None.
+        others: Additional arguments of forks that :meth:`forward` takes; `features` are those that are rendered.
 
     Raises:
         ArgumentError: The generation or a name is unknown, or a setting is invalid.
@@ -102,7 +102,7 @@ class GaussianRasterizer(torch.nn.Module):
         self.raster_settings = raster_settings.checked()
 
     def _returned(self, arguments: dict[str, Any]) -> Names:
-        """Returns the names of the values to return, for a call with these arguments of forks."""
+        """Returns the names of the values to return for a call with these fork arguments."""
         chosen = self.returns or self.own_returns or returns_of_environment()
         if chosen is not None:
             return chosen
@@ -121,7 +121,7 @@ class GaussianRasterizer(torch.nn.Module):
 
     @torch.no_grad()
     def markVisible(self, positions: Tensor) -> Tensor:  # noqa: N802 - Inria's name
-        """Returns which positions [N, 3] lie more than 0.2 in front of the camera, as [N] bool."""
+        """Returns a mask [N] bool of the positions [N, 3] whose depth is above 0.2."""
         check_tensor("positions", positions, [None, 3], "[N, 3]")
         return _depths(positions, self.raster_settings.viewmatrix) > NEAR
 
@@ -133,7 +133,7 @@ class GaussianRasterizer(torch.nn.Module):
         rotations: Tensor | None = None,
         cov3D_precomp: Tensor | None = None,
     ) -> Tensor:
-        """Returns the radii [N] int32 that :meth:`forward` returns for opaque Gaussians, as Scaffold-GS asks for."""
+        """Returns the radii [N] int32 of opaque Gaussians, for Scaffold-GS."""
         opaque = means3D.new_ones(len(means3D))
         scales = _scaled(scales, self.raster_settings.scale_modifier)
         radii = self._project(Gaussians3D(means3D, rotations, scales, cov3D_precomp, opaque), None)[0]
@@ -160,34 +160,34 @@ class GaussianRasterizer(torch.nn.Module):
 
         Args:
             means3D: [N, 3] centers, world frame.
-            means2D: [N, 3], values are ignored; receives the gradient of the projected means, in units where the image
-                spans -1 to 1. None if that gradient is not needed. [N, 4] as in AbsGS, whose last two columns receive
-                sums over pixels of absolute gradients.
+            means2D: [N, 3], values are ignored; receives the gradient of the projected means, in units in which the
+                image spans -1 to 1. None if the gradient is not needed. [N, 4] as in AbsGS: the last two columns
+                receive the sums of absolute gradients over pixels.
             opacities: [N, 1] or [N] after sigmoid.
             shs: [N, K, 3] spherical harmonics coefficients. Pass either these or `colors_precomp`.
             colors_precomp: [N, C] colors.
             scales, rotations: [N, 3] after exp, and [N, 4] wxyz. Pass either these or `cov3D_precomp`.
             cov3D_precomp: [N, 6] upper triangles of the covariances.
-            dc: [N, 1, 3] coefficients of degree 0, as in Inria's accelerated rasterizer. `shs` are then those of the
-                higher degrees, [N, K - 1, 3].
+            dc: [N, 1, 3] coefficients of degree 0, as in Inria's accelerated rasterizer. `shs` are then the
+                coefficients of the higher degrees, [N, K - 1, 3].
             others: Arguments of forks: ``semantic_feature``, ``language_feature_precomp``, ``sh_objs``, ``mask``,
                 ``semantics`` or ``all_map`` [N, ...], rendered as ``features``; ``theta`` and ``rho`` [3], which
                 receive the gradients of a rotation and a translation of the camera frame, applied after the view
-                matrix; ``means2D_densify`` or ``means2D_abs`` [N, 3], which receive sums over pixels of absolute
-                gradients.
+                matrix; ``means2D_densify`` or ``means2D_abs`` [N, 3], which receive the sums of absolute gradients over
+                pixels.
 
         Returns:
             ``color`` [C, H, W] and ``radii`` [N] int32 in pixels, 0 for Gaussians that are not visible. For the
             generation of 2024 also ``invdepths`` [1, H, W], the sum of weight / depth; for "mcmc" ``is_used`` [N] bool,
-            which Gaussians reach a pixel; for forks what the table in docs/from_inria.md lists. Images are
-            differentiable with respect to all arguments, but ``median_depth``.
+            whether a Gaussian reaches a pixel; for forks the values in the table of docs/from_inria.md. All images
+            except ``median_depth`` are differentiable with respect to all arguments.
 
         Raises:
-            ArgumentError: Both or neither of two alternatives, an invalid shape, or ``prefiltered`` is set and a
-                Gaussian is at most 0.2 in front of the camera. A program that unpacks another number of values than
-                are returned gets one, too.
+            ArgumentError: Both or neither of two alternatives are given, a shape is invalid, or ``prefiltered`` is set
+                and the depth of a Gaussian is 0.2 or less. Unpacking another number of values than are returned raises
+                it, too.
             InvalidValueError: ``debug`` is set and there are invalid values.
-            UnsupportedError: An argument that only another fork of the rasterizer has.
+            UnsupportedError: An argument belongs to another fork of the rasterizer.
         """
         refuse_arguments(others.keys() - self.others)
         s = self.raster_settings
@@ -229,7 +229,7 @@ class GaussianRasterizer(torch.nn.Module):
             return Returned.of(self._render(gaussians, screen, pose, colors, features, names))
 
     def _shade(self, means: Tensor, dc: Tensor | None, shs: Tensor | None, pose: "Pose | None") -> Tensor:
-        """Colors [N, 3] as seen from the camera center."""
+        """Returns the colors [N, 3] as seen from the camera center."""
         s, n = self.raster_settings, means.shape[0]
         check_tensor("shs", shs, [n, None, 3], "[N, K, 3] as means3D")
         assert shs is not None
@@ -242,7 +242,7 @@ class GaussianRasterizer(torch.nn.Module):
         return (spherical_harmonics(s.sh_degree, means - center, shs) + 0.5).clamp_min(0)
 
     def _project(self, gaussians: Gaussians3D, pose: "Pose | None") -> tuple[Tensor | None, ...]:
-        """Projects Gaussians as :func:`tsplat.fully_fused_projection` does."""
+        """Projects Gaussians with :func:`tsplat.fully_fused_projection`."""
         s = self.raster_settings
         means, quats, scales, covars, opacities, _ = gaussians
         viewmats = s.viewmatrix.T[None]
@@ -262,7 +262,7 @@ class GaussianRasterizer(torch.nn.Module):
         features: Tensor | None,
         names: Names,
     ) -> dict[str, Tensor]:
-        """Renders colors [N, C], features [N, F], depths and inverse depths, and returns values by their names."""
+        """Renders colors [N, C], features [N, F], depths and inverse depths; returns the results by name."""
         s = self.raster_settings
         width, height, opacities = s.image_width, s.image_height, gaussians.opacities
         assert opacities is not None
@@ -276,7 +276,7 @@ class GaussianRasterizer(torch.nn.Module):
             alphas = alphas * compensations
         pixels, absgrad = screen.attach(pixels, width, height)
         tiles = (-(-width // TILE_SIZE), -(-height // TILE_SIZE))
-        # Exact tests of tiles are for pixel centers.
+        # Exact tile tests assume that pixels are sampled at their centers.
         exact = s.subpixel_offset is None
         _, ids, flatten_ids = isect_tiles(
             pixels.detach(), radii, depths.detach(), TILE_SIZE, *tiles, conics=conics.detach() if exact else None,
@@ -297,7 +297,7 @@ class GaussianRasterizer(torch.nn.Module):
             flatten_ids, backgrounds=torch.cat([s.bg.to(inverse), inverse.new_zeros(n_others)])[None], absgrad=absgrad,
             numerics=NUMERICS, subpixel_offset=None if s.subpixel_offset is None else s.subpixel_offset[None],
         )  # fmt: skip
-        # Contiguous as Inria's, so that programs can call view.
+        # Contiguous like Inria's, because programs call view.
         split = torch.split(images[0].movedim(-1, 0), [channel.shape[-1] for channel in channels.values()])
         values = {name: image.contiguous() for name, image in zip(channels, split)}
         values |= dict(radii=radii[0, :, 0].contiguous(), alpha=alpha[0].movedim(-1, 0).contiguous())
@@ -323,7 +323,8 @@ class GaussianRasterizer(torch.nn.Module):
         return {name: values[name] for name in names}
 
     def _plane_depth(self, images: Tensor, features: Tensor | None) -> Tensor:
-        """Depths [1, H, W] where rays meet planes, of images of normals (3), alpha, and distances, as in PGSR."""
+        """Returns the depth at which rays meet planes, [1, H, W], from images of normals (3), alpha and distances, as
+        in PGSR."""
         if features is None:
             return images[:1]
         check_tensor("all_map", features, [None, 5], "[N, 5]")
@@ -344,14 +345,14 @@ class GaussianRasterizer(torch.nn.Module):
 
 
 class Pose(NamedTuple):
-    """A rotation vector and a translation of the camera frame, [3] each: zeros, which receive gradients."""
+    """A rotation vector and a translation of the camera frame, [3] each; they are zero and receive gradients."""
 
     theta: Tensor
     rho: Tensor
 
     @classmethod
     def of(cls, settings: GaussianRasterizationSettings, arguments: dict[str, Tensor | None]) -> "Pose | None":
-        """Returns the pose of the arguments ``theta`` and ``rho``, whose values are not read; None if neither is
+        """Returns the pose for the arguments ``theta`` and ``rho``, whose values are not read; None if neither is
         given."""
         given = {name: arguments.get(name) for name in ("theta", "rho")}
         if all(tensor is None for tensor in given.values()):
@@ -364,27 +365,30 @@ class Pose(NamedTuple):
         return cls(theta, rho)
 
     def apply(self, viewmats: Tensor) -> Tensor:
-        """Adds what the pose changes, to first order, to view matrices [1, 4, 4]: Exp(rho, theta) viewmat."""
+        """Adds the first-order change by the pose to view matrices [1, 4, 4]: Exp(rho, theta) viewmat."""
         rows = viewmats[0, :3].to(self.rho)
         change = torch.linalg.cross(self.theta[:, None].expand(3, 4), rows, dim=0)
         change = change + torch.nn.functional.pad(self.rho[:, None], (3, 0))
         return viewmats + torch.nn.functional.pad(change, (0, 0, 0, 1))[None]
 
     def shift(self, viewmatrix: Tensor) -> Tensor:
-        """Returns what the pose adds to the camera center, [3], for a transposed view matrix."""
+        """Returns the change of the camera center by the pose, [3], given a transposed view matrix."""
         return -(viewmatrix[:3, :3] * self.rho.to(viewmatrix)).sum(-1)
 
 
 class Screen(NamedTuple):
-    """Tensors [N, 3 or 4] that receive gradients of projected means, and those that receive sums over pixels of
-    absolute ones."""
+    """Tensors [N, 3 or 4] that receive gradients of projected means, and tensors that receive sums of absolute
+    gradients over pixels."""
 
     means: Tensor | None
     densified: list[Tensor | None]
 
     def attach(self, pixels: Tensor, width: int, height: int) -> tuple[Tensor, bool]:
-        """Returns the same pixels [1, N, 2], whose gradients these tensors receive, and whether absolute ones are
-        needed. They are scaled from pixels to units where the image spans -1 to 1."""
+        """Attaches the tensors to pixels [1, N, 2], so that they receive the gradients of the returned pixels.
+
+        Also returns whether absolute gradients are needed. Gradients are scaled from pixels to units in which the image
+        spans -1 to 1.
+        """
         half = pixels.new_tensor([0.5 * width, 0.5 * height])
         if self.means is not None:
             pixels = pixels + (zeros_for(self.means)[:, :2] * half)[None]
@@ -404,8 +408,8 @@ class Screen(NamedTuple):
 
 
 class _AbsoluteGradients(torch.autograd.Function):
-    """Pixels [1, N, 2], and tensors [N, 3 or 4] that receive the ``absgrad`` of the output: its last two columns of
-    four, or the first two of three."""
+    """Passes pixels [1, N, 2] through; targets [N, 3 or 4] receive the ``absgrad`` of the output, in the last two of
+    four columns, or in the first two of three."""
 
     @staticmethod
     def forward(ctx: Any, pixels: Tensor, half: Tensor, output: list[Any], *targets: Tensor) -> Tensor:
@@ -426,7 +430,7 @@ class _AbsoluteGradients(torch.autograd.Function):
 
 
 def _features(settings: GaussianRasterizationSettings, arguments: dict[str, Tensor | None], n: int) -> Tensor | None:
-    """Returns the features [N, F] among arguments, or None."""
+    """Returns the features [N, F] in the arguments, or None."""
     given = {name: tensor for name, tensor in arguments.items() if tensor is not None and tensor.numel() > 0}
     if settings.include_feature is False:
         given.pop("language_feature_precomp", None)
@@ -438,7 +442,7 @@ def _features(settings: GaussianRasterizationSettings, arguments: dict[str, Tens
 
 
 def _features_without_values(settings: GaussianRasterizationSettings, names: Names) -> int:
-    """Returns how many channels of zeros forks return in place of features that are not given."""
+    """Returns the number of zero channels that forks return if no features are given."""
     if "plane_depth" in names:
         return 5
     return 3 if settings.include_feature is not None else 0
@@ -449,13 +453,13 @@ def _check_confidence(confidence: Tensor, n: int) -> Tensor:
 
 
 def _with_scaled_gradient(tensor: Tensor, factor: Tensor) -> Tensor:
-    """Returns a tensor [N, ...] as it is; its gradient is multiplied by factors [N, 1]."""
+    """Returns a tensor [N, ...] unchanged; multiplies its gradient by factors [N, 1]."""
     factor = factor.detach().view(-1, *[1] * (tensor.ndim - 1))
     return tensor.detach() + zeros_for(tensor) * factor.to(tensor)
 
 
 def _scaled(scales: Tensor | None, factor: float) -> Tensor | None:
-    """Scales times a factor, in at least fp32."""
+    """Returns the scales times a factor, in at least fp32."""
     return scales if scales is None or factor == 1 else scales.to(compute_dtype(scales)) * factor
 
 
@@ -468,7 +472,7 @@ def _depths(positions: Tensor, viewmatrix: Tensor) -> Tensor:
 def compute_relocation(
     opacity_old: Tensor, scale_old: Tensor, N: Tensor, binoms: Tensor, n_max: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns opacities and scales of N copies, as :func:`tsplat.strategies.compute_relocation` does, for 3dgs-mcmc."""
+    """Returns the opacities and scales of N copies for 3dgs-mcmc; see :func:`tsplat.strategies.compute_relocation`."""
     return relocate(opacity_old, scale_old, N, binoms[:n_max, :n_max])
 
 
@@ -483,7 +487,7 @@ def rasterize_gaussians(
     cov3Ds_precomp: Tensor | None,
     raster_settings: GaussianRasterizationSettings,
 ) -> tuple[Tensor, ...]:
-    """Renders an image, as :class:`GaussianRasterizer` does. Tensors [0] stand for None, as in Inria's function."""
+    """Renders an image with :class:`GaussianRasterizer`. Tensors [0] mean None, as in Inria's function."""
 
     def given(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None or tensor.shape == (0,) else tensor

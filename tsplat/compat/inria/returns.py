@@ -1,4 +1,4 @@
-"""The values that a rasterizer returns: their names, which fork returns which, and how a program chooses them."""
+"""The values that rasterizers return: their names, the values of each fork, and how programs select them."""
 
 import dis
 import os
@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import ArgumentError
 
 RETURNS_VARIABLE = "TSPLAT_INRIA_RETURNS"
-"""Environment variable that names the values which rasterizers return, with commas."""
+"""Environment variable with the names of the values that rasterizers return, separated by commas."""
 
 Names = tuple[str, ...]
 
@@ -34,7 +34,7 @@ OUTPUTS = {
     "n_touched": "[N] int32, numbers of pixels with transmittance above 0.5 behind",
     "observed": "[N] int32, numbers of pixels with transmittance above 0.5 in front",
 }
-"""Results that can be returned -> shape and meaning."""
+"""Name of a returned value -> shape and meaning."""
 
 OF_GENERATIONS: dict[object, Names] = {
     2023: ("color", "radii"),
@@ -49,7 +49,7 @@ OF_SETTINGS: dict[str, Names] = {
     "do_depth": ("color", "radii", "invdepth"),
     "antialiasing": ("color", "radii", "invdepth"),
 }
-"""Results of the fork whose programs name a setting."""
+"""Setting that only programs of a fork pass -> values of the fork."""
 
 OF_ARGUMENTS: dict[str, Names] = {
     "semantic_feature": ("color", "features", "radii", "depth"),
@@ -59,10 +59,10 @@ OF_ARGUMENTS: dict[str, Names] = {
     "semantics": ("color", "radii", "depth", "alpha", "features"),
     "means2D_densify": ("color", "radii", "depth"),
 }
-"""Results of the fork whose programs pass an argument."""
+"""Argument that only programs of a fork pass -> values of the fork."""
 
 OF_BATCHED_MATRICES: Names = ("color", "radii", "median_depth")
-"""Results of the fork of SplaTAM and Dynamic 3D Gaussians, whose programs pass matrices [1, 4, 4]."""
+"""Values of the fork of SplaTAM and Dynamic 3D Gaussians, whose programs pass matrices [1, 4, 4]."""
 
 OF_FORKS: dict[str, Names] = {
     "Inria (2023), SuGaR, Scaffold-GS, Mip-Splatting, pixelSplat, MVSplat": ("color", "radii"),
@@ -72,14 +72,14 @@ OF_FORKS: dict[str, Names] = {
     "LGM, DreamGaussian, SC-GS, DNGaussian, FSGS": ("color", "radii", "depth", "alpha"),
     "MonoGS, NoPoSplat": ("color", "radii", "depth", "alpha", "n_touched"),
 }
-"""Results of forks whose calls do not identify the fork, by the names of programs."""
+"""Programs of forks that cannot be recognized -> values of the fork."""
 
 
 def parse_returns(text: str, source: str = "returns") -> Names:
-    """Returns the names in a text like ``color,radii,depth``.
+    """Parses names in a text like ``color,radii,depth``.
 
     Raises:
-        ArgumentError: A name is unknown, or there is none.
+        ArgumentError: A name is unknown, or the text contains none.
     """
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
@@ -91,7 +91,7 @@ def parse_returns(text: str, source: str = "returns") -> Names:
 
 
 def returns_of_environment() -> Names | None:
-    """Returns what the environment variable names, or None."""
+    """Returns the names in the environment variable, or None if it is not set."""
     text = os.environ.get(RETURNS_VARIABLE)
     return parse_returns(text, RETURNS_VARIABLE) if text else None
 
@@ -101,7 +101,7 @@ class ReturnsError(ArgumentError, IndexError):
 
 
 class Returned(tuple[Tensor, ...]):
-    """The returned values. A program that unpacks another number gets an error that says how to choose them."""
+    """The returned values. Unpacking another number of values raises an error that explains how to select them."""
 
     names: Names
 
@@ -137,7 +137,7 @@ class Returned(tuple[Tensor, ...]):
 
 
 def _unpacked(frame: FrameType) -> int | None:
-    """Returns how many values a frame is unpacking, as in ``a, b = values``, or None if it is not."""
+    """Returns the number of values that a frame is unpacking, as in ``a, b = values``; None if it is not unpacking."""
     code, at = frame.f_code.co_code, frame.f_lasti
     if at < 0 or code[at] != dis.opmap["UNPACK_SEQUENCE"]:
         return None

@@ -1,4 +1,4 @@
-"""The settings of Inria's rasterizer and of its forks, and the camera that they describe."""
+"""The settings of Inria's rasterizer and its forks, and the camera that they describe."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -13,18 +13,18 @@ from ...scalars import check_size
 from .forks import refuse_arguments
 
 SHAPES: dict[str, list[int | None]] = dict(bg=[None], viewmatrix=[4, 4], projmatrix=[4, 4], campos=[3])
-"""Shapes of the tensors of the settings."""
+"""Shapes of the tensors in the settings."""
 
 ROUNDINGS = 3
-"""Roundings of an entry of `projmatrix`: of the two factors, and of their product."""
+"""Number of roundings of an entry of `projmatrix`: of both factors, and of their product."""
 
 ROUNDOFFS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
-"""Largest relative errors of rounding. That of TF32 is that of fp16."""
+"""Dtype -> largest relative rounding error. TF32 has the error of fp16."""
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 NOTICEABLE = 0.01
-"""Largest error of a principal point in pixels that makes no visible difference."""
+"""Largest error of a principal point in pixels that is not visible."""
 
 FP32_ERROR = 2.0**-18
 """Upper bound of the error of products in fp32, relative to the sum of magnitudes."""
@@ -67,29 +67,32 @@ class GaussianRasterizationSettings(_Settings):
         tanfovx, tanfovy: Tangents of half the fields of view; they determine the focal lengths.
         bg: [C] background color.
         scale_modifier: Factor applied to `scales`; not to `cov3D_precomp`.
-        viewmatrix: [4, 4] world to camera, transposed, to multiply row vectors. [1, 4, 4], as SplaTAM and Dynamic 3D
-            Gaussians pass it, also selects what their fork returns.
-        projmatrix: [4, 4] or [1, 4, 4] world to clip space, transposed; it determines the principal point. One that is
-            not distinguishable from the image center, at the precision of the matrix, is the center.
+        viewmatrix: [4, 4] world to camera, transposed for multiplication with row vectors. [1, 4, 4], as in SplaTAM and
+            Dynamic 3D Gaussians, also selects the values that their fork returns.
+        projmatrix: [4, 4] or [1, 4, 4] world to clip space, transposed; determines the principal point. If the
+            principal point cannot be distinguished from the image center at the precision of the matrix, the center is
+            used.
         sh_degree: Highest degree of spherical harmonics to use.
         campos: [3] camera center, world frame, for the view directions of `shs`.
-        prefiltered: Whether all Gaussians are more than 0.2 in front of the camera; if set, others raise.
-        debug: Whether to raise for invalid values and for those that are probably mistakes.
-        antialiasing: Whether to scale opacities by how much the blur enlarges the projected area. None, the default,
+        prefiltered: Whether the depth of all Gaussians is above 0.2; if set, other Gaussians raise an error.
+        debug: Whether to raise an error for invalid values and probable mistakes.
+        antialiasing: Whether to compensate opacities for the larger projected area due to the blur. None, the default,
             means False and the generation of 2023, which does not have this field.
-        kernel_size: Variance of the blur in pixels^2, which then scales opacities, as in Mip-Splatting. None, the
-            default, for 0.3.
+        kernel_size: Variance of the blur in pixels^2, with compensated opacities, as in Mip-Splatting. None, the
+            default, means 0.3.
         subpixel_offset: [H, W, 2] offsets of pixel centers, as in Mip-Splatting, up to 0.5 along each axis. None, the
-            default, for zeros. Not differentiable.
-        projmatrix_raw: [4, 4] camera to clip space, transposed, as in MonoGS; the principal point is then read from it.
+            default, means zeros. Not differentiable.
+        projmatrix_raw: [4, 4] camera to clip space, transposed, as in MonoGS; if given, it determines the principal
+            point.
         include_feature: Whether to render `language_feature_precomp`, as in LangSplat.
         confidence: [N, 1] factors of the gradients of Gaussians, as in FSGS.
         f_count: Whether to return counts and scores of Gaussians, as in LightGaussian.
         do_depth: Whether to return inverse depths, as in the hierarchical 3DGS.
-        render_indices, parent_indices, interpolation_weights, num_node_kids: Of the hierarchical 3DGS, only empty.
+        render_indices, parent_indices, interpolation_weights, num_node_kids: Settings of the hierarchical 3DGS; they
+            must be empty.
 
     Raises:
-        UnsupportedError: An argument that only another fork of the rasterizer has.
+        UnsupportedError: An argument belongs to another fork of the rasterizer.
     """
 
     __slots__ = ()
@@ -100,7 +103,7 @@ class GaussianRasterizationSettings(_Settings):
 
     @eager
     def checked(self) -> "GaussianRasterizationSettings":
-        """Returns settings with numbers of any type as ints and floats, and matrices [4, 4]."""
+        """Returns the settings with numbers converted to ints and floats, and matrices to [4, 4]."""
         given = {name: getattr(self, name) for name in SHAPES}
         given |= {name: _matrix(name, given[name]) for name in ("viewmatrix", "projmatrix")}
         checked: dict[str, Any] = {
@@ -133,7 +136,8 @@ class GaussianRasterizationSettings(_Settings):
         return self._replace(**checked)
 
     def intrinsics(self, like: Tensor) -> Tensor:
-        """Intrinsics [1, 3, 3] in pixels: focal lengths from the fields of view, principal point from `projmatrix`."""
+        """Returns intrinsics [1, 3, 3] in pixels: focal lengths from the fields of view, principal point from
+        `projmatrix`."""
         x, y = self._offsets()
         width, height = self.image_width, self.image_height
         K = [
@@ -145,11 +149,12 @@ class GaussianRasterizationSettings(_Settings):
 
     @torch.no_grad()  # poses that are optimized move both matrices, and not the principal point
     def _offsets(self) -> list[float]:
-        """Returns the principal point minus the image center, along both axes, where the image spans -1 to 1.
+        """Returns the principal point minus the image center along both axes, in units in which the image spans -1 to
+        1.
 
-        With row vectors, clip = world @ viewmatrix @ projection; row 2 of the projection is what depth contributes.
-        Programs compute the product of these matrices, in bf16 or fp16 under autocast, and its rounding looks like an
-        offset wherever the camera is rotated. So an offset that rounding can cause is 0.
+        With row vectors, clip = world @ viewmatrix @ projection; row 2 of the projection is the contribution of depth.
+        Programs compute the product of these matrices, in bf16 or fp16 under autocast; for rotated cameras, its
+        rounding looks like an offset. Therefore, offsets that rounding can cause are set to 0.
         """
         if self.projmatrix_raw is not None:
             offsets: list[float] = self.projmatrix_raw[2, :2].double().tolist()
@@ -162,7 +167,7 @@ class GaussianRasterizationSettings(_Settings):
         projection = inverse @ product  # in fp64, which autocast leaves alone
         # The error of an entry of the projection, for a relative error of 1 of each entry of the product.
         errors = inverse.abs() @ product.abs()
-        # Entries that are zero for every lens show products in TF32, whose values are those of fp32.
+        # Entries that are zero for every lens reveal products in TF32, whose dtype is fp32.
         skew = min(float((projection / errors)[entry].abs().nan_to_num(0)) for entry in ((0, 1), (1, 0)))
         roundoff = max(_roundoff(view), _roundoff(product), _roundoff_of_error(skew))
         bounds = ROUNDINGS * roundoff * errors[2]
@@ -178,30 +183,30 @@ class GaussianRasterizationSettings(_Settings):
 
 
 def _matrix(name: str, value: object) -> Tensor:
-    """Returns a matrix [4, 4] that is given as such or as [1, 4, 4]."""
+    """Returns a matrix [4, 4] given as [4, 4] or [1, 4, 4]."""
     matrix = check_tensor(name, value, [..., 4, 4], "[4, 4]")
     return check_tensor(name, matrix[0] if matrix.shape == (1, 4, 4) else matrix, [4, 4], "[4, 4]")
 
 
 def _roundoff(values: Tensor) -> float:
-    """Returns the largest relative error of values that were rounded to the smallest dtype in which they are exact."""
+    """Returns the largest relative rounding error of the smallest dtype that represents the values exactly."""
     exact = [roundoff for dtype, roundoff in ROUNDOFFS.items() if values.equal(values.to(dtype).to(values.dtype))]
     return exact[0] if exact else 0.0
 
 
 def _roundoff_of_error(error: float) -> float:
-    """Returns the roundoff of products that explains a relative error beyond what fp32 does."""
+    """Returns the roundoff of products that explains a relative error above that of fp32."""
     if error <= FP32_ERROR:
         return 0.0
     return next((ROUNDOFFS[d] for d in reversed(LOW_PRECISION) if error <= ROUNDINGS * ROUNDOFFS[d]), 0.0)
 
 
 _warnings: set[str] = set()
-"""First words of the warnings of this process."""
+"""First words of the warnings that this process has issued."""
 
 
 def _warn_once(text: str) -> None:
-    """Warns, once in a process of each argument."""
+    """Issues a warning once per process and argument."""
     name = text.partition(":")[0]
     if name not in _warnings:
         _warnings.add(name)

@@ -1,4 +1,4 @@
-"""The rasterizer of ``diff_surfel_rasterization``, that of 2D Gaussian Splatting (Huang et al., arXiv 2403.17888)."""
+"""The rasterizer of ``diff_surfel_rasterization``, for 2D Gaussian Splatting (Huang et al., arXiv 2403.17888)."""
 
 from typing import ClassVar
 
@@ -19,14 +19,14 @@ from .rasterizer import NEAR, NUMERICS, TILE_SIZE, GaussianRasterizer, Pose, Scr
 from .returns import Names
 
 FAR = 100.0
-"""Depths are mapped to where those from 0.2 to this one are 0 to 1, for their distortion."""
+"""For distortion, depths are mapped so that the range from 0.2 to FAR becomes 0 to 1."""
 
 
 class SurfelRasterizer(GaussianRasterizer):
     """Renders 2D Gaussians, with scales [N, 2]. Returns ``(color, radii, allmap)``.
 
-    ``allmap`` [7, H, W] are depth, the sum of weight * z; alpha; normals (3) in the camera frame; the median of z; and
-    the distortion of depths. z are the depths of centers.
+    ``allmap`` [7, H, W] contains depth, the sum of weight * z; alpha; normals (3) in the camera frame; the median of z;
+    and the distortion of depths. z is the depth of a center.
     """
 
     own_returns: ClassVar[Names | None] = ("color", "radii", "allmap")
@@ -66,7 +66,7 @@ class SurfelRasterizer(GaussianRasterizer):
         _, ids, flatten_ids = isect_tiles(pixels.detach(), radii, depths.detach(), TILE_SIZE, *tiles, numerics=NUMERICS)
         visible = depths > 0
         mapped = FAR / (FAR - NEAR) * (1 - NEAR / torch.where(visible, depths, 1.0))
-        # Relative to their mean, so that differences of large sums do not lose digits.
+        # Subtract the mean, so that differences of large sums do not lose precision.
         mean = mapped.detach()[visible].mean() if visible.any() else 0.0
         mapped = torch.where(visible, mapped - mean, 0.0)
         channels = torch.cat([colors[None].to(depths), torch.stack([mapped, mapped.square(), depths], -1)], -1)

@@ -1,4 +1,4 @@
-"""Rasterizers of forks that have modules of their own, as ``diff_gaussian_rasterization_abs``."""
+"""Rasterizers of forks with separate modules, such as ``diff_gaussian_rasterization_abs``."""
 
 from types import ModuleType
 from typing import Any, ClassVar
@@ -11,31 +11,32 @@ from .surfels import SurfelRasterizer
 
 
 class AbsRasterizer(GaussianRasterizer):
-    """The rasterizer of AbsGS, whose `means2D` are [N, 4]. Returns ``(color, radii, weights)``."""
+    """The rasterizer of AbsGS, which takes `means2D` [N, 4] and returns ``(color, radii, weights)``."""
 
     own_returns: ClassVar[Names | None] = ("color", "radii", "weights")
 
 
 class WeightsRasterizer(GaussianRasterizer):
-    """The rasterizer of Mini-Splatting. Returns ``(color, radii, weights, count, max_count)``."""
+    """The rasterizer of Mini-Splatting, which returns ``(color, radii, weights, count, max_count)``."""
 
     own_returns: ClassVar[Names | None] = ("color", "radii", "weights", "count", "max_count")
 
 
 class MaskRasterizer(GaussianRasterizer):
-    """The rasterizer of SegAnyGAussians for masks. Returns ``(color, features, depth, radii)``."""
+    """The rasterizer of SegAnyGAussians for masks, which returns ``(color, features, depth, radii)``."""
 
     own_returns: ClassVar[Names | None] = ("color", "features", "depth", "radii")
 
 
 class MedianRasterizer(GaussianRasterizer):
-    """The rasterizers of Spacetime Gaussians. Returns ``(color, radii, median_depth)``."""
+    """The rasterizer of Spacetime Gaussians, which returns ``(color, radii, median_depth)``."""
 
     own_returns: ClassVar[Names | None] = OF_BATCHED_MATRICES
 
 
 class PlaneSettings(GaussianRasterizationSettings):
-    """The settings of PGSR. Planes are rendered if the rasterizer gets `all_map`, as PGSR passes with `render_geo`."""
+    """The settings of PGSR. Planes are rendered if the rasterizer gets `all_map`, which PGSR passes with
+    `render_geo`."""
 
     __slots__ = ()
 
@@ -45,7 +46,7 @@ class PlaneSettings(GaussianRasterizationSettings):
 
 
 class PlaneRasterizer(GaussianRasterizer):
-    """The rasterizer of PGSR. Returns ``(color, radii, observed, features, plane_depth)``."""
+    """The rasterizer of PGSR, which returns ``(color, radii, observed, features, plane_depth)``."""
 
     own_returns: ClassVar[Names | None] = ("color", "radii", "observed", "features", "plane_depth")
     features = frozenset({"all_map"})
@@ -62,7 +63,7 @@ CLASSES: dict[str, tuple[type, type]] = {
     "diff_plane_rasterization": (PlaneSettings, PlaneRasterizer),
     "diff_surfel_rasterization": (GaussianRasterizationSettings, SurfelRasterizer),
 }
-"""Module -> its ``GaussianRasterizationSettings`` and ``GaussianRasterizer``."""
+"""Module -> ``GaussianRasterizationSettings`` and ``GaussianRasterizer``."""
 
 
 class _Variant(ModuleType):
@@ -78,4 +79,4 @@ class _Variant(ModuleType):
 
 
 MODULES: dict[str, ModuleType] = {name: _Variant(name, *classes) for name, classes in CLASSES.items()}
-"""The modules, by their names."""
+"""Name -> module."""

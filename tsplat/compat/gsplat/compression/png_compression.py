@@ -1,4 +1,4 @@
-"""Models as PNG images, in the files of gsplat."""
+"""Compresses models as PNG images, in the file format of gsplat."""
 
 import dataclasses
 import math
@@ -18,12 +18,12 @@ REQUIRED = ("means", "quats", "opacities")
 
 @dataclasses.dataclass
 class PngCompression:
-    """Writes Gaussians as PNG images of n x n pixels and SH coefficients as clusters, and reads them.
+    """Writes and reads Gaussians as PNG images of n x n pixels, with clustered SH coefficients.
 
     Args:
-        use_sort: Whether to sort Gaussians by similarity, which makes smaller files; see
+        use_sort: Whether to sort Gaussians by similarity, which makes files smaller; see
             :func:`tsplat.compat.gsplat.compression.sort.sort_splats`.
-        verbose: Whether to print how many Gaussians were removed, and the progress of PLAS.
+        verbose: Whether to print the number of removed Gaussians and the progress of PLAS.
     """
 
     use_sort: bool = True
@@ -33,13 +33,13 @@ class PngCompression:
     def compress(self, compress_dir: str, splats: Mapping[str, Tensor]) -> None:
         """Writes a folder with ``meta.json`` and one or two files for each parameter.
 
-        Gaussians of lowest opacity are left out until their number is a square. Quaternions are normalized. The
-        tensors and entries of ``splats`` do not change.
+        Gaussians with the lowest opacities are left out until their number is a square. Quaternions are normalized.
+        ``splats`` and its tensors are not modified.
 
         Args:
-            compress_dir: The folder; created if it does not exist.
+            compress_dir: The folder; it is created if it does not exist.
             splats: Parameters before activation: ``means`` [N, 3], ``scales`` [N, 3], ``quats`` [N, 4], ``opacities``
-                [N] or [N, 1], ``sh0`` [N, 1, 3], ``shN`` [N, K - 1, 3], and any others, which are stored as they are.
+                [N] or [N, 1], ``sh0`` [N, 1, 3], ``shN`` [N, K - 1, 3], and any others, which are stored unchanged.
 
         Raises:
             ArgumentError: A parameter is missing, a shape is invalid, or a value is not finite.
@@ -67,7 +67,7 @@ class PngCompression:
         write_png_images(compress_dir, tensors)
 
     def decompress(self, compress_dir: str) -> dict[str, Tensor]:
-        """Reads a folder that :meth:`compress`, or gsplat, wrote.
+        """Reads a folder written by :meth:`compress` or by gsplat.
 
         Returns:
             The parameters by name, on the CPU.

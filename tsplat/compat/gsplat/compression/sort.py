@@ -19,11 +19,11 @@ SORT_KEYS = ("means", "quats", "scales", "opacities", "sh0")
 def sort_splats(splats: Mapping[str, Tensor], verbose: bool = True) -> dict[str, Tensor]:
     """Sorts Gaussians so that neighbors in images of n x n pixels are similar, which compresses better.
 
-    Sorts by Parallel Linear Assignment Sorting (Morgenstern et al., arXiv 2312.13299) if the package ``plas`` is
-    installed, and otherwise along a Morton curve through the means, which makes larger files.
+    Uses Parallel Linear Assignment Sorting (Morgenstern et al., arXiv 2312.13299) if the package ``plas`` is installed,
+    and otherwise the Morton order of the means, which makes files larger.
 
     Args:
-        splats: Parameters by name, each [N, ...], N a square number; includes ``means`` [N, 3].
+        splats: Parameters by name, [N, ...] each, where N is a square number; must include ``means`` [N, 3].
         verbose: Whether PLAS prints its progress.
 
     Returns:

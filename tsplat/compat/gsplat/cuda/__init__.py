@@ -1,1 +1,1 @@
-"""The names of ``gsplat.cuda``: stages of the pipeline, and their parts in plain PyTorch."""
+"""The names of ``gsplat.cuda``: stages of the pipeline, and parts of them in plain PyTorch."""

@@ -1,4 +1,4 @@
-"""A step of Adam for visible Gaussians."""
+"""Adam steps for visible Gaussians."""
 
 import torch
 from torch import Tensor
@@ -14,12 +14,13 @@ def adam(
     param: Tensor, param_grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, valid: Tensor,
     lr: float, b1: float, b2: float, eps: float,
 ) -> None:  # fmt: skip
-    """Updates valid Gaussians, [N] bool, by a step of Adam without bias correction, in place.
+    """Updates the Gaussians selected by `valid` [N] bool with a step of Adam without bias correction, in place.
 
-    The others are [N, ...] in fp32 or fp64, the moments contiguous. Raises `ArgumentError` before anything is changed.
+    The other tensors are [N, ...] in fp32 or fp64; the moments are contiguous. Raises `ArgumentError` before changing
+    anything.
     """
     check_adam(param, param_grad, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}, "valid", valid)
-    # Without bias correction, the correction of the step size and of the root are 1. The step is for moments in bf16.
+    # Without bias correction, both correction factors are 1. The step number only matters for moments in bf16.
     constants = [1 - b1, b2, 1 - b2, lr, 1.0, eps, 0.0]
     contiguous = param.contiguous()
     launchers(param.device).adam_step(
@@ -33,7 +34,8 @@ def adam(
 def check_adam(
     param: Tensor, param_grad: Tensor, moments: dict[str, Tensor], name_of_valid: str, valid: Tensor
 ) -> None:
-    """Raises unless :func:`adam` can update these tensors; ``moments`` by name. Messages name the mask as given."""
+    """Raises an error if :func:`adam` cannot update these tensors; ``name_of_valid`` is the mask's name for
+    messages."""
     if isinstance(param_grad, Tensor) and param_grad.layout != torch.strided:
         raise ArgumentError(
             f"param_grad: expected a dense gradient, found {param_grad.layout}; use torch.optim.SparseAdam"

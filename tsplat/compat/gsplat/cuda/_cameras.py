@@ -1,4 +1,4 @@
-"""Gaussians in the frame of a camera, and on its image plane, in plain PyTorch."""
+"""Transforms Gaussians to camera frames and projects them to the image plane, in plain PyTorch."""
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def proj(
 ) -> tuple[Tensor, Tensor]:
     """Projects Gaussians to the image plane (EWA splatting, Zwicker et al., 2001), without blur and culling.
 
-    The Jacobian of a pinhole camera is taken at the mean, moved into 1.3 times the field of view, as in
+    The Jacobian of a pinhole camera is evaluated at the mean, clamped to 1.3 times the field of view as in
     :func:`tsplat.rasterization`.
 
     Args:

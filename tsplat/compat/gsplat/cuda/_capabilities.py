@@ -1,4 +1,4 @@
-"""Describes the supported features: values of options in gsplat 1.6, and which of its parts are implemented."""
+"""Types of gsplat 1.6's options, and functions that tell which of its parts are implemented."""
 
 from typing import Literal
 
@@ -15,5 +15,5 @@ has_2dgs = has_3dgut = has_adam = has_losses = has_reloc = has_3dgs
 
 
 def has_camera_wrappers() -> bool:
-    """Returns False: gsplat's classes of cameras, which wrap its C++ code, are not implemented."""
+    """Returns False: gsplat's camera classes, which wrap C++ code, are not implemented."""
     return False

@@ -25,13 +25,13 @@ def rasterize_to_indices_in_range(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Lists the Gaussians that contribute to each pixel, for a range of each tile's intersections.
 
-    The rules are those of :func:`tsplat.rasterize_to_pixels`. A pixel whose transmittance was too low in an earlier
-    range is not remembered: fainter Gaussians of a later range may be listed.
+    The compositing rules are those of :func:`tsplat.rasterize_to_pixels`. It is not remembered whether a pixel became
+    opaque in an earlier range, so fainter Gaussians of a later range may be listed.
 
     Args:
         range_start, range_end: Range of blocks of ``tile_size ** 2`` intersections of each tile, front to back; from 0
             to a large number for all of them.
-        transmittances: [..., H, W] before the range.
+        transmittances: [..., H, W] transmittance in front of the range.
         means2d: [..., N, 2] pixels.
         conics: [..., N, 3] upper triangles of the inverse screen covariances. Gaussians whose conic is not positive
             semidefinite do not contribute.
@@ -61,8 +61,8 @@ def rasterize_to_indices_in_range_2dgs(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Lists the 2D Gaussians that contribute to each pixel, for a range of each tile's intersections.
 
-    The rules are those of :func:`tsplat.rasterize_to_pixels_2dgs`; other arguments, results and errors are those of
-    :func:`rasterize_to_indices_in_range`.
+    The compositing rules are those of :func:`tsplat.rasterize_to_pixels_2dgs`; other arguments, results and errors are
+    those of :func:`rasterize_to_indices_in_range`.
 
     Args:
         ray_transforms: [..., N, 3, 3], from :func:`tsplat.fully_fused_projection_2dgs`.
@@ -77,7 +77,7 @@ def rasterize_to_indices_in_range_2dgs(
 def _indices_in_range(
     contributions: Contributions, means2d: Tensor, range_start: int, range_end: int, transmittances: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Lists contributions, as Gaussians of means2d, pixels and images, in a range of blocks of each tile."""
+    """Lists the contributions in a range of blocks of each tile, as ids of Gaussians, pixels and images."""
     blocks = []
     for name, value in (("range_start", range_start), ("range_end", range_end)):
         block = to_int(value)
@@ -88,10 +88,10 @@ def _indices_in_range(
         min(n * contributions.settings.tile_size**2, len(contributions.intersections.flatten_ids)) for n in blocks
     )
     check_tensor("transmittances", transmittances, contributions.shape, "[..., H, W]")
-    in_front = transmittances.reshape(contributions.places.shape).to(contributions.splats.means2d.dtype)
-    places, rows = contributions.entries(first, end, in_front)
-    n_pixels = contributions.places.shape[1:].numel()
-    return rows % max(means2d.shape[-2], 1), places % n_pixels, places // n_pixels
+    in_front = transmittances.reshape(contributions.result_ids.shape).to(contributions.splats.means2d.dtype)
+    result_ids, rows = contributions.entries(first, end, in_front)
+    n_pixels = contributions.result_ids.shape[1:].numel()
+    return rows % max(means2d.shape[-2], 1), result_ids % n_pixels, result_ids // n_pixels
 
 
 @with_plain_tensors
@@ -106,8 +106,8 @@ def accumulate(
         conics: [..., N, 3] upper triangles of the inverse screen covariances.
         opacities: [..., N] after sigmoid.
         colors: [..., N, D].
-        gaussian_ids, pixel_ids, image_ids: [M] integers from :func:`rasterize_to_indices_in_range`: entries of a pixel
-            are adjacent, front to back.
+        gaussian_ids, pixel_ids, image_ids: [M] integers from :func:`rasterize_to_indices_in_range`; the entries of a
+            pixel are adjacent, front to back.
         image_width, image_height: Image size in pixels.
 
     Returns:
@@ -135,11 +135,12 @@ def accumulate_2dgs(
     """Composites the listed 2D Gaussians in plain PyTorch, without a background.
 
     Args:
-        means2d: [..., N, 2] pixels, around which the low-pass filter is.
+        means2d: [..., N, 2] pixels, the centers of the low-pass filter.
         ray_transforms: [..., N, 3, 3], from :func:`tsplat.fully_fused_projection_2dgs`; the last entry must not be 0.
         opacities, colors: [..., N] after sigmoid, and [..., N, D].
         normals: [..., N, 3].
-        gaussian_ids, pixel_ids, image_ids: As for :func:`accumulate`, of :func:`rasterize_to_indices_in_range_2dgs`.
+        gaussian_ids, pixel_ids, image_ids: [M] integers from :func:`rasterize_to_indices_in_range_2dgs`, as for
+            :func:`accumulate`.
         image_width, image_height: Image size in pixels.
 
     Returns:
@@ -155,7 +156,7 @@ def accumulate_2dgs(
     dtype = compute_dtype(means2d, ray_transforms, opacities, colors, normals)
     means2d, ray_transforms, opacities = (t.to(dtype) for t in (means2d, ray_transforms, opacities))
     transforms = entries.take(ray_transforms, 9).view(-1, 3, 3)
-    # Relative to the projected centers, where coordinates are small.
+    # Use coordinates relative to the projected centers, which are small.
     origins = transforms[:, :2, 2] / transforms[:, 2:, 2]
     relative = transforms[:, :2, :2] - origins[..., None] * transforms[:, 2:, :2]
     a, b, c, d = relative.flatten(1).unbind(-1)
@@ -172,7 +173,8 @@ def accumulate_2dgs(
 
 
 class _Entries(NamedTuple):
-    """Checked entries of pixels: rows of Gaussians and pixels of all images [M], and the shape of the images."""
+    """Checked entries: rows of Gaussians [M], flat pixels of all images [M], pixel centers, and the shape of the
+    images."""
 
     rows: Tensor
     pixels: Tensor
@@ -202,7 +204,7 @@ class _Entries(NamedTuple):
         )
 
     def take(self, values: Tensor, size: int) -> Tensor:
-        """Returns values of the entries' Gaussians. [..., N, size] -> [M, size]"""
+        """Gathers values of the entries' Gaussians. [..., N, size] -> [M, size]"""
         return values.reshape(-1, size)[self.rows]
 
     def accumulate(self, sigmas: Tensor, opacities: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,12 +218,12 @@ class _Entries(NamedTuple):
 
 
 def _exclusive_products(factors: Tensor, keys: Tensor) -> Tensor:
-    """Products of the factors before each entry within its run of equal keys. [M], [M] -> [M]"""
-    places = torch.arange(keys.numel(), device=keys.device)
+    """Returns the product of the preceding factors for each entry, within its run of equal keys. [M], [M] -> [M]"""
+    indices = torch.arange(keys.numel(), device=keys.device)
     starts = torch.ones_like(keys, dtype=torch.bool)
     starts[1:] = keys[1:] != keys[:-1]
-    # Number of entries before each one in its run.
-    ranks = places - torch.where(starts, places, 0).cummax(0).values if keys.numel() else places
+    # Index of each entry in its run.
+    ranks = indices - torch.where(starts, indices, 0).cummax(0).values if keys.numel() else indices
     products = torch.where(starts, 1.0, factors.roll(1))
     step, longest = 1, int(ranks.max()) if keys.numel() else 0
     while step <= longest:

@@ -1,7 +1,8 @@
-"""Finds the Gaussians that contribute to each pixel, and their weights: counts, all of them, and the largest.
+"""Counts and lists the Gaussians that contribute to each pixel: all of them, or those with the largest weights.
 
 A Gaussian contributes to a pixel if compositing adds it. Its weight is alpha times the transmittance in front of it.
-Each question can be asked of all pixels, or (``_sparse``) of those of a layout. Nothing here is differentiable.
+Each function exists for all pixels, and with the suffix ``_sparse`` for the pixels of a layout. Nothing here is
+differentiable.
 """
 
 import math
@@ -58,8 +59,8 @@ def rasterize_contributing_gaussian_ids(
     """Lists the Gaussians that contribute to each pixel, front to back.
 
     Args:
-        num_contributing_gaussians: [..., H, W] integers from :func:`rasterize_num_contributing_gaussians`, with the
-            same other arguments; as many are listed as the largest is.
+        num_contributing_gaussians: [..., H, W] integers from :func:`rasterize_num_contributing_gaussians`; their
+            maximum is the length of the lists. The other arguments are those of that function.
 
     Returns:
         Gaussians int32 (rows if packed), padded with -1, and their weights, padded with 0. [..., H, W, largest count]
@@ -81,7 +82,7 @@ def rasterize_top_contributing_gaussian_ids(
     num_depth_samples: int,
     *, numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Lists the Gaussians with the largest weights at each pixel, front to back; of equal weights the nearer ones.
+    """Lists the Gaussians with the largest weights at each pixel, front to back; nearer ones first for equal weights.
 
     Args:
         num_depth_samples: Number of Gaussians to list. The other arguments are those of
@@ -141,8 +142,8 @@ def rasterize_contributing_gaussian_ids_sparse(
     """Lists the Gaussians that contribute to chosen pixels, front to back.
 
     Args:
-        num_contributing_gaussians: [P] integers from :func:`rasterize_num_contributing_gaussians_sparse`, which has the
-            same other arguments; as many are listed as the largest is.
+        num_contributing_gaussians: [P] integers from :func:`rasterize_num_contributing_gaussians_sparse`; their maximum
+            is the length of the lists. The other arguments are those of that function.
 
     Returns:
         Gaussians int32 (rows if packed), padded with -1, and their weights, padded with 0. [P, largest count]
@@ -168,7 +169,8 @@ def rasterize_top_contributing_gaussian_ids_sparse(
     num_depth_samples: int,
     *, numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Lists the Gaussians with the largest weights at chosen pixels, front to back; of equal weights the nearer ones.
+    """Lists the Gaussians with the largest weights at chosen pixels, front to back; nearer ones first for equal
+    weights.
 
     Args:
         num_depth_samples: Number of Gaussians to list. The other arguments are those of
@@ -192,20 +194,20 @@ def rasterize_top_contributing_gaussian_ids_sparse(
 def _to_all(
     splats: Projected, tile_offsets: Tensor, flatten_ids: Tensor, size: tuple[int, int, int], numerics: NumericsName
 ) -> Contributions:
-    """Returns the contributions to all pixels of images of a size: width, height, and the edge of a tile."""
+    """Returns the contributions to all pixels; `size` is the width, the height and the tile size."""
     return dense_contributions("tile_offsets", splats, tile_offsets, flatten_ids, size, check_numerics(numerics))
 
 
 def _to_chosen(splats: Projected, layout: SparseLayout, numerics: NumericsName) -> Contributions:
-    """Returns the contributions to the pixels of a layout, in the order in which they were chosen."""
+    """Returns the contributions to the pixels of a layout, in the caller's order."""
     preset = check_numerics(numerics)
     check_splats(*splats)
     lists = layout.lists(layout.n_images(), math.prod(splats[0].shape[:-1]))
-    return contributions(splats, lists, preset, chosen=layout.places())
+    return contributions(splats, lists, preset, chosen=layout.flat_pixels())
 
 
 def _list_all(contributing: Contributions, means2d: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Lists the contributors of each pixel, as many as the largest of the counts is."""
+    """Lists all contributors of each pixel; the maximum of the counts is the length of the lists."""
     check_tensor("num_contributing_gaussians", counts, contributing.shape, "a count per pixel", dtypes=INTEGERS)
     return _list_first(contributing, means2d, int(counts.max()) if counts.numel() else 0)
 
@@ -213,6 +215,6 @@ def _list_all(contributing: Contributions, means2d: Tensor, counts: Tensor) -> t
 def _list_first(
     contributing: Contributions, means2d: Tensor, n_listed: int, *, largest: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Lists the first contributors, or the largest, as Gaussians int32 of means2d, and their weights."""
+    """Lists the first contributors, or those with the largest weights, as int32 ids, and their weights."""
     rows, weights = contributing.list_first(n_listed, largest=largest)
     return torch.where(rows < 0, -1, rows % max(means2d.shape[-2], 1)).to(torch.int32), weights

@@ -1,4 +1,4 @@
-"""Settings of cameras that need the unscented transform."""
+"""Parameter classes of cameras that need the unscented transform."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,14 +12,14 @@ UnscentedTransformParameters = config.UnscentedTransformParameters
 
 
 class ExternalDistortionModelParameters:
-    """Base class of distortions outside the camera."""
+    """Base class of distortions outside of the camera."""
 
 
 @dataclasses.dataclass
 class BivariateWindshieldModelParameters(
     lens_models.BivariateWindshieldModelParameters, ExternalDistortionModelParameters
 ):
-    """A windshield, as in :class:`tsplat.BivariateWindshieldModelParameters`."""
+    """Parameters of a windshield, see :class:`tsplat.BivariateWindshieldModelParameters`."""
 
     MAX_ORDER: ClassVar[int] = 5
     MAX_COEFFS: ClassVar[int] = 21

@@ -1,7 +1,7 @@
-"""The names of ``gsplat.cuda._lidar`` of gsplat 1.6. tsplat lists the Gaussians of lidars in tiles of its own.
+"""The names of ``gsplat.cuda._lidar`` of gsplat 1.6. :func:`tsplat.rasterization` uses other tiles for lidars.
 
-:func:`tsplat.rasterization` reads only the angles and the direction of a lidar. Tiles and maps are those that gsplat's
-kernels would read, for programs that look at them.
+It reads only the angles and the spinning direction of a lidar. The tiles and maps of this module are those of gsplat's
+kernels, for programs that use them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from ....stages.lidars import FULL_CIRCLE, SCALE
 from ....support.extras import require
 
 AZIMUTH_CELLS_MAX = 1 << 20
-"""Number of cells of the field of view by which azimuths of elements count as equal."""
+"""Number of cells of the field of view; azimuths of elements in the same cell count as equal."""
 
 
 @dataclasses.dataclass(eq=False)
 class LidarTiling:
-    """Tiles of angles that hold about as many elements each. :func:`tsplat.rasterization` does not read them.
+    """Tiles of angles with about equal numbers of elements. :func:`tsplat.rasterization` does not read them.
 
     Attributes:
-        n_bins_azimuth, n_bins_elevation: Numbers of tiles along both angles.
-        cdf_elevation: [R + 1] int32, tiles of R equal intervals of elevations from the top, then their number.
-        cdf_dense_ray_mask: [R + 1, S + 1] int32, how many cells above and in front of each corner hold an element.
-        tiles_pack_info: [tiles, 2] int32, the first element of each tile, and how many it has.
+        n_bins_azimuth, n_bins_elevation: Number of tiles along each angle.
+        cdf_elevation: [R + 1] int32, tile index of R equal elevation intervals from the top, followed by the number of
+            tiles.
+        cdf_dense_ray_mask: [R + 1, S + 1] int32, for each corner, the number of cells above and before it that contain
+            an element.
+        tiles_pack_info: [tiles, 2] int32, first element and number of elements of each tile.
         tiles_to_elements_map: [H * W, 2] int32, column and row of each element, tile by tile.
     """
 
@@ -48,17 +50,17 @@ class LidarTiling:
 
     @property
     def cdf_resolution_elevation(self) -> int:
-        """Number of intervals of elevations, R."""
+        """Number of elevation intervals, R."""
         return len(self.cdf_elevation) - 1
 
     @property
     def cdf_resolution_azimuth(self) -> int:
-        """Number of cells along azimuths, S."""
+        """Number of cells along the azimuth, S."""
         return self.cdf_dense_ray_mask.shape[1] - 1
 
 
 class RowOffsetStructuredSpinningLidarModelParametersExt(RowOffsetStructuredSpinningLidarModelParameters):
-    """A lidar with the structures by which gsplat renders it; :func:`tsplat.rasterization` does not read them.
+    """A lidar with the data structures of gsplat's renderer; :func:`tsplat.rasterization` does not read them.
 
     Attributes:
         angles_to_columns_map: See :func:`compute_lidar_angles_to_columns_map`.
@@ -81,13 +83,13 @@ class RowOffsetStructuredSpinningLidarModelParametersExt(RowOffsetStructuredSpin
 
 
 def _relative_angles(lidar: RowOffsetStructuredSpinningLidarModelParameters) -> tuple[Tensor, Tensor]:
-    """Returns azimuths of elements from the first of all, in the direction of the spin, and elevations below the first
-    row. [H, W] each, radians"""
+    """Returns azimuths of elements relative to the first element, in spinning direction, and angles below the first
+    row, [H, W] each, in radians."""
     azimuths = lidar.column_azimuths_rad + lidar.row_azimuth_offsets_rad[:, None]
     behind = azimuths - lidar.fov_horiz_rad.start
     if lidar.spinning_direction is SpinningDirection.CLOCKWISE:
         behind = -behind
-    # The first of all is at 0, also if rounding puts it in front.
+    # The first element is at 0, even if rounding moves it before 0.
     behind = (behind + 1e-6).remainder(2 * math.pi) - 1e-6
     below = lidar.row_elevations_rad[0] - lidar.row_elevations_rad
     return behind.clamp_min(0), below[:, None].expand_as(azimuths)
@@ -102,12 +104,12 @@ def compute_angles_to_columns_map(
 
     Args:
         lidar: The lidar.
-        resolution_factor: Directions per row and per column.
-        dtype: An integer type.
+        resolution_factor: Number of directions per row and per column.
+        dtype: An integer dtype.
 
     Returns:
-        [``resolution_factor`` H, ``resolution_factor`` W]; directions are evenly spaced over the field of view, in the
-        order of rows and columns.
+        [``resolution_factor`` * H, ``resolution_factor`` * W]; directions are evenly spaced over the field of view, in
+        the order of rows and columns.
 
     Raises:
         MissingExtraError: SciPy, which finds the nearest elements, is not installed.
@@ -135,18 +137,18 @@ def compute_tiling(
     lidar_params: RowOffsetStructuredSpinningLidarModelParameters, n_bins_elevation: int = 16,
     max_pts_per_tile: int = 256, resolution_elevation: int = 1600, densification_factor_azimuth: int = 8,
 ) -> LidarTiling:  # fmt: skip
-    """Computes tiles of angles, of about as many elements each.
+    """Computes tiles of angles with about equal numbers of elements.
 
     Args:
         lidar_params: The lidar.
-        n_bins_elevation: Number of tiles along elevations. Each has about as many elements as the others.
-        max_pts_per_tile: Most elements of a tile, which determines the number of tiles along azimuths.
-        resolution_elevation: Number of intervals of elevations, of which tiles consist.
-        densification_factor_azimuth: Cells per tile along azimuths, of the map that says where elements are.
+        n_bins_elevation: Number of tiles along the elevation.
+        max_pts_per_tile: Maximum number of elements per tile, which determines the number of tiles along the azimuth.
+        resolution_elevation: Number of elevation intervals; tiles consist of whole intervals.
+        densification_factor_azimuth: Number of azimuth cells per tile in the map of elements.
 
     Raises:
-        ArgumentError: More elements than ``max_pts_per_tile`` have one azimuth within a tile's elevations, so that no
-            number of tiles along azimuths separates them.
+        ArgumentError: More than ``max_pts_per_tile`` elements within a tile's elevations have the same azimuth, so that
+            no number of tiles along the azimuth separates them.
     """
     azimuths, elevations = (angles.flatten() for angles in _relative_angles(lidar_params))
     spans = lidar_params.fov_horiz_rad.span, lidar_params.fov_vert_rad.span
@@ -194,21 +196,22 @@ def isect_tiles_lidar(
     sort: bool = True, segmented: bool = False, packed: bool = False, n_images: int | None = None,
     image_ids: Tensor | None = None, gaussian_ids: Tensor | None = None, *, numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Lists the tiles of a lidar that boxes around projected Gaussians overlap, if the part of the box in the field of
-    view holds an element. :func:`tsplat.rasterization` does not use it.
+    """Lists the intersections of projected Gaussians with the tiles of a lidar.
+
+    A Gaussian intersects the tiles that its box overlaps, if the part of the box in the field of view contains an
+    element. :func:`tsplat.rasterization` does not use this function.
 
     Args:
-        lidar: With a ``tiling``, such as that of :func:`compute_lidar_tiling`.
-        means2d: Azimuths and elevations, 1,024 per radian. [..., N, 2], or [nnz, 2] if packed
-        radii: Half the widths and heights of the boxes, 1,024 per radian; zero where culled. Integers as ``means2d``.
-            Boxes whose center is not finite overlap no tile.
+        lidar: A lidar with a ``tiling``, such as that of :func:`compute_lidar_tiling`.
+        means2d: Azimuths and elevations, 1,024 per radian, [..., N, 2], or [nnz, 2] if packed.
+        radii: Half the widths and heights of the boxes, 1,024 per radian; integers with the shape of ``means2d``, zero
+            for culled Gaussians. Boxes with a non-finite center overlap no tile.
         depths: [..., N] or [nnz].
-        sort: Whether to sort by image, tile and depth; otherwise intersections come Gaussian by Gaussian, of a Gaussian
-            by tile.
-        segmented: Unused: the result is the same. Not supported if packed.
+        sort: Whether to sort by image, tile and depth; otherwise intersections are ordered by Gaussian, then by tile.
+        segmented: Has no effect on the result; not supported if packed.
         packed: Whether inputs are packed; requires ``n_images`` and ``image_ids`` [nnz].
-        gaussian_ids: Unused, in gsplat as well.
-        numerics: Decides bits of ``isect_ids``; pass the same to :func:`tsplat.isect_offset_encode`.
+        gaussian_ids: Unused, as in gsplat.
+        numerics: Determines the bit layout of ``isect_ids``; pass the same to :func:`tsplat.isect_offset_encode`.
 
     Returns:
         ``tiles_per_gauss`` int32 [..., N] or [nnz]; ``isect_ids`` int64 [M], image | tile | depth; ``flatten_ids``
@@ -236,7 +239,7 @@ def isect_tiles_lidar(
     azimuths, elevations = means2d.to(compute_dtype(means2d)).reshape(-1, 2).unbind(-1)
     half_widths, half_heights = radii.reshape(-1, 2).unbind(-1)
     rows = _Interval.of_elevations(lidar, elevations, half_heights)
-    # A box that leaves the circle at either end continues at the other.
+    # A box that exceeds the circle at one end continues at the other.
     parts = _Interval.of_azimuths(lidar, azimuths, half_widths)
     overlapped = torch.zeros(len(azimuths), tiling.n_bins_azimuth, dtype=torch.bool, device=means2d.device)
     tiles = torch.arange(tiling.n_bins_azimuth, device=means2d.device)
@@ -248,10 +251,10 @@ def isect_tiles_lidar(
     heights = torch.where(overlapped.any(-1), end_band - first_band, 0)
     counts = heights * overlapped.sum(-1)
     of_bands = torch.arange(len(heights), device=heights.device).repeat_interleave(heights)
-    places = torch.arange(len(of_bands), device=heights.device) - (heights.cumsum(0) - heights)[of_bands]
+    offsets = torch.arange(len(of_bands), device=heights.device) - (heights.cumsum(0) - heights)[of_bands]
     bands, columns = overlapped[of_bands].nonzero(as_tuple=True)
     gaussians = of_bands[bands]
-    tile_ids = (first_band[gaussians] + places[bands]) * tiling.n_bins_azimuth + columns
+    tile_ids = (first_band[gaussians] + offsets[bands]) * tiling.n_bins_azimuth + columns
     images = gaussians // max(depths.shape[-1], 1) if image_ids is None else image_ids.long()[gaussians]
     images = images << tile_bits(tiling.n_bins_azimuth * tiling.n_bins_elevation, preset)
     keys = depths.flatten().to(torch.float32).view(torch.int32)[gaussians]
@@ -264,7 +267,7 @@ def isect_tiles_lidar(
 
 @dataclasses.dataclass(frozen=True)
 class _Interval:
-    """Part of the field of view along one angle, in units of it: from ``first`` to ``end``. [R] each"""
+    """Intervals from ``first`` to ``end``, [R] each, as fractions of the field of view along one angle."""
 
     first: Tensor
     end: Tensor
@@ -288,7 +291,7 @@ class _Interval:
         first, end = behind - radii, behind + radii
         covers = (first <= 0) & (end >= span)
         end = end.minimum(first + circle)
-        # The box continues in front of the start, or after a whole turn.
+        # The box continues before the start, or beyond 360 degrees.
         others = torch.where(first < 0, first + circle, 0.0), torch.where(first < 0, circle, end - circle)
         others = others[0], torch.where(covers, 0.0, others[1])
         return (
@@ -301,18 +304,18 @@ class _Interval:
         return _Interval(first.clamp(0, span) / span, end.clamp(0, span) / span)
 
     def bins(self, n: int) -> tuple[Tensor, Tensor]:
-        """The first of n bins that the interval overlaps, and the one after the last. [R] int64 each"""
+        """Returns the first of n bins that each interval overlaps, and one past the last, [R] int64 each."""
         return (self.first * n).floor().long(), (self.end * n).ceil().long()
 
     def bands(self, tiling: LidarTiling) -> tuple[Tensor, Tensor]:
-        """The same for tiles along elevations, which consist of whole cells."""
+        """Returns the same for tiles along the elevation, which consist of whole intervals of the tiling."""
         first, end = self.bins(tiling.cdf_resolution_elevation)
         bands = tiling.cdf_elevation.long()
         last = torch.where(end > 0, (bands[(end - 1).clamp_min(0)] + 1).clamp_max(tiling.n_bins_elevation), bands[0])
         return bands[first], last
 
     def holds_elements(self, rows: _Interval, tiling: LidarTiling) -> Tensor:
-        """Whether a cell within this interval of azimuths and that of ``rows`` holds an element; yes if it has all."""
+        """Returns whether a cell in this azimuth interval and the elevation interval ``rows`` contains an element."""
         corners, n_cells = tiling.cdf_dense_ray_mask, tiling.cdf_resolution_azimuth
         (top, bottom), (first, end) = rows.bins(tiling.cdf_resolution_elevation), self.bins(n_cells)
         held = corners[bottom, end] - corners[top, end] - corners[bottom, first] + corners[top, first]

@@ -1,4 +1,4 @@
-"""Projections whose packed results are those of gsplat 1.5.3 or of gsplat 1.6, as `numerics` says."""
+"""Projections whose packed results follow gsplat 1.5.3 or gsplat 1.6, depending on `numerics`."""
 
 import math
 
@@ -17,15 +17,15 @@ def fully_fused_projection(
     camera_model: config.CameraModel = "pinhole", opacities: Tensor | None = None,
     *, backend: config.Backend = "auto", numerics: config.NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Projects 3D Gaussians to the image plane, as :func:`tsplat.fully_fused_projection`.
+    """Projects 3D Gaussians to the image plane; see :func:`tsplat.fully_fused_projection`.
 
     Returns:
-        As there. Packed with ``numerics="gsplat-1.6"``, there is a value more, after ``gaussian_ids``: ``indptr`` int32
-        [B * C + 1], the first row of each batch and camera, and nnz.
+        The same values. If packed with ``numerics="gsplat-1.6"``, ``gaussian_ids`` is followed by ``indptr`` int32 [B *
+        C + 1]: the first row of each batch and camera, and finally nnz.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: As there.
+        NotImplementedError: An option is not implemented.
     """
     outputs = project(
         means, covars, quats, scales, viewmats, Ks, width, height, eps2d, near_plane, far_plane, radius_clip, packed,
@@ -40,14 +40,14 @@ def fully_fused_projection_2dgs(
     packed: bool = False, sparse_grad: bool = False,
     *, backend: config.Backend = "auto", numerics: config.NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Projects 2D Gaussians to the image plane, as :func:`tsplat.fully_fused_projection_2dgs`.
+    """Projects 2D Gaussians to the image plane; see :func:`tsplat.fully_fused_projection_2dgs`.
 
     Returns:
-        As there. Packed with ``numerics="gsplat-1.6"``, with ``indptr`` as :func:`fully_fused_projection`.
+        The same values. If packed with ``numerics="gsplat-1.6"``, also ``indptr`` as in :func:`fully_fused_projection`.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: As there.
+        NotImplementedError: An option is not implemented.
     """
     outputs = project_2dgs(
         means, quats, scales, viewmats, Ks, width, height, eps2d, near_plane, far_plane, radius_clip, packed,
@@ -57,7 +57,7 @@ def fully_fused_projection_2dgs(
 
 
 def _with_indptr(outputs: tuple[Tensor | None, ...], viewmats: Tensor) -> tuple[Tensor | None, ...]:
-    """Inserts, behind the ids of packed rows, where the rows of each image start. Rows are sorted by image."""
+    """Inserts the first row of each image after the ids of packed rows, which are sorted by image."""
     batch_ids, camera_ids, gaussian_ids, *rest = outputs
     assert batch_ids is not None and camera_ids is not None
     n_cameras, n_images = viewmats.shape[-3], math.prod(viewmats.shape[:-2])

@@ -1,8 +1,8 @@
-"""Spinning lidars in functions of stages: projection to angles, and compositing of lists of a lidar's own tiles.
+"""Spinning lidars in the functions for single stages: projection to angles, and compositing of the lidar's own tiles.
 
-A tile of a :class:`LidarTiling` holds elements of the range image that are near each other, in no grid. Each tile
-becomes a square of an image of squares, whose pixels are its elements and, where it has fewer, have no ray. Compositing
-renders this image like any other, and the elements are taken from it.
+A tile of a :class:`LidarTiling` contains nearby elements of the range image, which are not on a grid. Each tile becomes
+a square of an intermediate image, the image of squares. The pixels of a square are the tile's elements; remaining
+pixels have no ray. Compositing renders this image like any other, and the elements are gathered from it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ....stages.lens_models import check_parameters, name_of
 from ....stages.lidars import MARGIN, SCALE, LidarLayout, check_lidar
 
 MODEL = "equirectangular"
-"""The lens of the image of angles."""
+"""The camera model of projection to angles."""
 
 
 def project_to_angles(arguments: dict[str, Any]) -> tuple[Tensor | None, ...]:
-    """Projects Gaussians to azimuths and elevations; see :func:`fully_fused_projection_with_ut`, whose arguments these
-    are by name."""
+    """Projects Gaussians to azimuths and elevations, given the arguments of :func:`fully_fused_projection_with_ut` by
+    name."""
     layout, given = _as_cameras(arguments)
     del given["global_z_order"]
     given |= dict(width=layout.panorama[0], height=layout.panorama[1])
     given["ut_params"] = dataclasses.replace(check_parameters(given["ut_params"]), in_image_margin_factor=MARGIN)
     radii, means2d, depths, conics, compensations = fully_fused_projection_with_ut(**given)
     assert radii is not None and means2d is not None and conics is not None
-    # Longitudes grow clockwise and v downwards, azimuths counterclockwise and elevations upwards.
+    # Longitudes increase clockwise and v downwards; azimuths increase counterclockwise and elevations upwards.
     sign = -layout.fx / SCALE
     (u, v), (cu, cv) = means2d.unbind(-1), layout.center
     angles = torch.stack([sign * (u - cu), cv - v], -1)
@@ -45,9 +45,9 @@ def project_to_angles(arguments: dict[str, Any]) -> tuple[Tensor | None, ...]:
 
 
 def element_inputs(arguments: dict[str, Any]) -> tuple[ElementTiles, RayInputs]:
-    """Checks the arguments of :func:`rasterize_to_pixels_eval3d` for a lidar, by name.
+    """Checks the arguments of :func:`rasterize_to_pixels_eval3d` for a lidar, given by name.
 
-    Returns where elements are in the image of squares, and what is composited there.
+    Returns the positions of elements in the image of squares, and the inputs of compositing.
     """
     layout, given = _as_cameras(arguments)
     for name, size in (("image_width", layout.n_columns), ("image_height", layout.n_rows)):
@@ -58,7 +58,7 @@ def element_inputs(arguments: dict[str, Any]) -> tuple[ElementTiles, RayInputs]:
     given |= dict(image_width=tiles.width, image_height=tiles.height)
     if given["rays"] is not None and isinstance(given["viewmats"], Tensor):
         rays = check_rays(given["rays"], (*given["viewmats"].shape[:-2], layout.n_rows, layout.n_columns, 6))
-        check_devices({"rays": rays, "lidar_coeffs.tiling.tiles_to_elements_map": tiles.places})
+        check_devices({"rays": rays, "lidar_coeffs.tiling.tiles_to_elements_map": tiles.pixels})
         given["rays"] = tiles.squares(rays.movedim(-1, -3)).movedim(-3, -1)
 
     def rays_of(cameras: Cameras, settings: CameraSettings, unit: bool) -> Rays:
@@ -69,7 +69,7 @@ def element_inputs(arguments: dict[str, Any]) -> tuple[ElementTiles, RayInputs]:
 
 
 def _as_cameras(arguments: dict[str, Any]) -> tuple[LidarLayout, dict[str, Any]]:
-    """Checks the lidar among arguments by name. Returns its layout, and the others with cameras in place of lidars."""
+    """Checks the lidar in named arguments. Returns its layout, and the arguments with a camera instead of the lidar."""
     given = dict(arguments)
     lidar, readout, sweeps = given.pop("lidar_coeffs"), name_of(given["rolling_shutter"]), given["viewmats_rs"]
     layout, readout = check_lidar(lidar, given["camera_model"], readout, is_exact=True, sweeps=sweeps is not None)
@@ -79,27 +79,27 @@ def _as_cameras(arguments: dict[str, Any]) -> tuple[LidarLayout, dict[str, Any]]
 
 
 class ElementTiles(NamedTuple):
-    """Places the elements of a range image in the image of squares.
+    """Positions of the elements of a range image in the image of squares.
 
     Attributes:
         n_rows, n_columns: Size of the range image.
         width, height: Size of the image of squares.
-        places: [H * W] int64, the pixel of each element, row by row.
+        pixels: [H * W] int64 flat index of the pixel of each element, row by row.
     """
 
     n_rows: int
     n_columns: int
     width: int
     height: int
-    places: Tensor
+    pixels: Tensor
 
     @classmethod
     def of(cls, layout: LidarLayout, tiling: object, tile_size: int) -> ElementTiles:
-        """Checks the tiles of a lidar, and puts their elements into squares of ``tile_size``.
+        """Checks the tiles of a lidar, and assigns their elements to squares of ``tile_size``.
 
         Raises:
-            ArgumentError: There is no tiling, it does not hold each element once, or tiles hold more elements than
-                squares have pixels.
+            ArgumentError: The tiling is missing or does not contain each element once, or a tile has more elements than
+                a square has pixels.
         """
         across, down = (
             check_size(f"lidar_coeffs.tiling.{name}", getattr(tiling, name, None))
@@ -140,11 +140,11 @@ class ElementTiles(NamedTuple):
         return cls(n_rows, n_columns, width, down * tile_size, torch.empty_like(own).index_copy(0, own, y * width + x))
 
     def squares(self, values: Tensor) -> Tensor:
-        """Moves values [..., H, W] of elements to the image of squares, with zeros elsewhere. Differentiable."""
+        """Scatters values [..., H, W] of elements to the image of squares, with zeros elsewhere. Differentiable."""
         flat = values.new_zeros(*values.shape[:-2], self.height * self.width)
-        return flat.index_copy(-1, self.places, values.flatten(-2)).view(*values.shape[:-2], self.height, self.width)
+        return flat.index_copy(-1, self.pixels, values.flatten(-2)).view(*values.shape[:-2], self.height, self.width)
 
     def range_image(self, values: Tensor) -> Tensor:
-        """Takes the elements [..., H, W, D] of an image of squares. Differentiable."""
-        chosen = values.flatten(-3, -2).index_select(-2, self.places)
+        """Gathers the elements [..., H, W, D] from an image of squares. Differentiable."""
+        chosen = values.flatten(-3, -2).index_select(-2, self.pixels)
         return chosen.view(*values.shape[:-3], self.n_rows, self.n_columns, values.shape[-1])

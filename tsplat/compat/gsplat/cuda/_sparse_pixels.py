@@ -1,6 +1,6 @@
-"""Rendering of chosen pixels only: their layout by tiles, the intersections of those tiles, and compositing.
+"""Renders chosen pixels only: their layout by tiles, the intersections of these tiles, and compositing.
 
-A tile is *active* if it has a chosen pixel. AT is the number of active tiles, P that of chosen pixels.
+A tile is *active* if it contains a chosen pixel. AT is the number of active tiles, P the number of chosen pixels.
 """
 
 import dataclasses
@@ -25,9 +25,10 @@ WORD = 64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparseLayout:
-    """Chosen pixels, ordered by tile, then row by row, and the intersections of their tiles; checked when constructed.
+    """Chosen pixels, ordered by tile, then row by row, and the intersections of their tiles. The constructor checks
+    them.
 
-    The names are those of :func:`rasterize_to_pixels_sparse`, except for the width and height of images.
+    The names are the arguments of :func:`rasterize_to_pixels_sparse`, except for the width and height of images.
     """
 
     active_tiles: Tensor
@@ -58,7 +59,7 @@ class SparseLayout:
             raise ArgumentError("active_tiles: expected ascending tiles, found others; pass those of the layout")
         n_active, mask = len(self.active_tiles), self.tile_pixel_mask
         if isinstance(mask, Tensor) and mask.dtype == torch.uint64:
-            mask = plain("tile_pixel_mask", mask).view(torch.int64)  # which more operations are implemented for
+            mask = plain("tile_pixel_mask", mask).view(torch.int64)  # more operations support int64
         for name, tensor, shape, meaning in (
             ("tile_offsets", self.tile_offsets, [n_active + 1], "[AT + 1]"),
             ("tile_pixel_mask", mask, [n_active, -(-(self.tile_size**2) // WORD)], "[AT, words]"),
@@ -80,14 +81,14 @@ class SparseLayout:
 
     @functools.cached_property
     def chosen(self) -> Tensor:
-        """The chosen pixels of each active tile, row by row. [AT, tile_size^2] bool"""
+        """Returns a mask of the chosen pixels of each active tile, row by row, [AT, tile_size^2] bool."""
         bits = torch.arange(WORD, device=self.tile_pixel_mask.device)
         chosen = (self.tile_pixel_mask.view(torch.int64)[..., None] >> bits) & 1
         return chosen.flatten(1)[:, : self.tile_size**2] == 1
 
     @functools.cached_property
     def pixels(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Image, row and column of the chosen pixels, ordered by tile. [P] int64 each"""
+        """Returns image, row and column of the chosen pixels, ordered by tile, [P] int64 each."""
         ordinals, place = self.chosen.nonzero(as_tuple=True)
         tiles = self.active_tiles.to(torch.int64)[ordinals]
         rows = tiles // self.tile_width % self.tile_height * self.tile_size + place // self.tile_size
@@ -99,19 +100,20 @@ class SparseLayout:
         images = self.pixels[0]
         return int(images[-1]) + 1 if len(images) else 0
 
-    def places(self) -> Tensor:
-        """Returns the place of each chosen pixel in images [I, H, W], in the order of the caller. [P] int64"""
+    def flat_pixels(self) -> Tensor:
+        """Returns the flat index of each chosen pixel in images [I, H, W], in the caller's order, [P] int64."""
         images, rows, columns = self.pixels
-        places = torch.empty_like(self.pixel_map, dtype=torch.int64)
-        places[self.pixel_map] = (images * self.height + rows) * self.width + columns
-        return places
+        flat = torch.empty_like(self.pixel_map, dtype=torch.int64)
+        flat[self.pixel_map] = (images * self.height + rows) * self.width + columns
+        return flat
 
     def lists(self, n_images: int, n_rows: int) -> TileLists:
-        """Returns lists of all tiles of so many images, of which inactive ones are empty. Checks rows of so many."""
+        """Returns the lists of all tiles of `n_images` images; inactive tiles have empty lists. Checks that ids are
+        below `n_rows`."""
         check_tile_lists("tile_offsets", self.tile_offsets, self.flatten_ids, n_rows)
         shape, device = (n_images, self.tile_height, self.tile_width), self.active_tiles.device
         check_tiles(math.prod(shape), device)
-        # An inactive tile starts where the next active one does.
+        # An inactive tile has the offset of the next active tile.
         following = torch.searchsorted(self.active_tiles.to(torch.int64), torch.arange(math.prod(shape), device=device))
         offsets = self.tile_offsets[following].view(shape)
         return TileLists.check(self.width, self.height, self.tile_size, offsets, self.flatten_ids, None, "tile_offsets")
@@ -124,16 +126,17 @@ def build_sparse_tile_layout(
     """Orders chosen pixels by tile.
 
     Args:
-        pixels: [P, 2] integers, row and column, each pixel once.
-        image_ids: [P] integers.
-        n_images: I.
+        pixels: [P, 2] integers, row and column of each pixel, without repetitions.
+        image_ids: [P] integers, image of each pixel.
+        n_images: Number of images I.
         tile_size: Edge of a tile in pixels: 4, 8 or 16.
         tile_width, tile_height: Number of tiles along each axis of an image.
 
     Returns:
         ``active_tiles`` [AT] int32, ascending; ``active_tile_mask`` [I, tile_height, tile_width] bool;
-        ``tile_pixel_mask`` [AT, words] uint64, a bit per pixel, row by row; ``tile_pixel_cumsum`` [AT] int64, inclusive
-        ([1], zero, without pixels); ``pixel_map`` [P] int64, the pixels ordered by tile, then row by row.
+        ``tile_pixel_mask`` [AT, words] uint64, one bit per pixel, row by row; ``tile_pixel_cumsum`` [AT] int64,
+        inclusive (a zero [1] if there are no pixels); ``pixel_map`` [P] int64, the pixels ordered by tile, then row by
+        row.
 
     Raises:
         ArgumentError: A shape or dtype is invalid, or a pixel is outside the images or repeated.
@@ -151,8 +154,8 @@ def build_sparse_tile_layout(
         if outside.numel():
             raise ArgumentError(f"{name}: expected 0 to {end - 1}, found {int(outside[0])}")
     tiles = (images * tile_height + rows // tile_size) * tile_width + columns // tile_size
-    places = rows % tile_size * tile_size + columns % tile_size
-    keys, pixel_map = (tiles * tile_size**2 + places).sort()
+    positions = rows % tile_size * tile_size + columns % tile_size
+    keys, pixel_map = (tiles * tile_size**2 + positions).sort()
     if bool((keys.diff() == 0).any()):
         raise ArgumentError("pixels: expected each pixel once, found a repeated one")
     active_tiles, ordinals, counts = torch.unique_consecutive(
@@ -163,7 +166,7 @@ def build_sparse_tile_layout(
     bits = keys % tile_size**2
     words = -(-(tile_size**2) // WORD)
     mask = keys.new_zeros(len(active_tiles) * words)
-    # Sums of different bits, which are their union.
+    # The sum of different bits is their union.
     mask.scatter_add_(0, ordinals * words + bits // WORD, torch.ones_like(bits) << (bits % WORD))
     return (
         active_tiles.to(torch.int32),
@@ -186,21 +189,21 @@ def isect_tiles_sparse(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Lists the intersections of projected Gaussians with active tiles.
 
-    All intersections are listed first, as by :func:`tsplat.isect_tiles`, and those with other tiles are removed.
+    It first lists all intersections like :func:`tsplat.isect_tiles`, and then removes those with inactive tiles.
 
     Args:
         means2d, radii, depths: [..., N, 2], [..., N, 2] and [..., N], or packed [nnz, 2], [nnz, 2] and [nnz].
-        tile_mask: [I, tile_height, tile_width] bool, the active tiles.
-        active_tiles: [AT] their flat indices, ascending.
-        n_images: I.
+        tile_mask: [I, tile_height, tile_width] bool mask of the active tiles.
+        active_tiles: [AT] flat indices of the active tiles, ascending.
+        n_images: Number of images I.
         tile_size: Edge of a tile in pixels: 4, 8 or 16.
         tile_width, tile_height: Number of tiles along each axis of an image.
         image_ids: [nnz], required if packed.
         conics, opacities, backend, numerics: As for :func:`tsplat.isect_tiles`.
 
     Returns:
-        ``tile_offsets`` [AT + 1] int32, the first intersection of each active tile, and M; ``flatten_ids`` [M] int32,
-        indices into [I * N] or [nnz], by tile, front to back.
+        ``tile_offsets`` [AT + 1] int32, the first intersection of each active tile, followed by M; ``flatten_ids`` [M]
+        int32, indices into [I * N] or [nnz], by tile, front to back.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
@@ -238,9 +241,9 @@ def rasterize_to_pixels_sparse(
     *,
     backend: Backend = "auto", numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Composites projected Gaussians into chosen pixels: values and gradients are those of these pixels of the images.
+    """Composites projected Gaussians into chosen pixels; values and gradients equal those of complete images.
 
-    Active tiles are composited as a whole, and memory is allocated for whole images.
+    All pixels of active tiles are composited, and memory is allocated for complete images.
 
     Args:
         means2d, conics, colors, opacities: [..., N, 2], [..., N, 3], [..., N, D] and [..., N], or packed [nnz, ...];
@@ -250,8 +253,8 @@ def rasterize_to_pixels_sparse(
         active_tiles, tile_pixel_mask, tile_pixel_cumsum, pixel_map: From :func:`build_sparse_tile_layout`.
         image_width, image_height: Image size in pixels.
         tile_size, tile_width, tile_height: As for :func:`build_sparse_tile_layout`.
-        backgrounds: [I, D].
-        masks: [I, tile_height, tile_width] bool; pixels of tiles that are false show the background.
+        backgrounds: [I, D] background colors.
+        masks: [I, tile_height, tile_width] bool; tiles where it is False show the background.
         packed, absgrad, backend, numerics: As for :func:`tsplat.rasterize_to_pixels`.
 
     Returns:
@@ -286,5 +289,5 @@ def rasterize_to_pixels_sparse(
         None if backgrounds is None else backgrounds.reshape(*shape, backgrounds.shape[-1]),
         None if masks is None else masks.reshape(tiles), packed, absgrad, backend=backend, numerics=numerics,
     )  # fmt: skip
-    places = layout.places()
-    return render_colors.reshape(-1, render_colors.shape[-1])[places], render_alphas.reshape(-1, 1)[places]
+    pixels = layout.flat_pixels()
+    return render_colors.reshape(-1, render_colors.shape[-1])[pixels], render_alphas.reshape(-1, 1)[pixels]

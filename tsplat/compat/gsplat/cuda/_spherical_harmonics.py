@@ -1,4 +1,4 @@
-"""Spherical harmonics: in two parts, degree 0 and all higher degrees; and in the forms of gsplat 1.5.3 and 1.6."""
+"""Spherical harmonics with the signatures of gsplat 1.5.3 and 1.6, and split into degree 0 and all higher degrees."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from ....runtime.compilation import with_plain_tensors
 from ....stages import validation
 
 NUMERICS = PRESETS["gsplat-1.6"]
-"""Numerics in which camera centers are -R^T t."""
+"""Numerics that compute camera centers as -R^T t."""
 
 
 @with_plain_tensors
@@ -46,12 +46,12 @@ def spherical_harmonics_l1_plus(
         degrees_to_use: Highest degree, 0 to 4.
         means: [..., N, 3], world frame.
         viewmats: [..., C, 4, 4] world to camera, with rotations.
-        shN: [N, K - 1, D] coefficients from degree 1 on; or those of each row, [nnz, K - 1, D], if packed.
-        masks: [..., C, N] or [nnz] bool; where false, values and gradients are zero.
-        batch_ids, camera_ids, gaussian_ids: [nnz] int64, batch (flat), camera and Gaussian of each row if packed; or
+        shN: [N, K - 1, D] coefficients from degree 1 on; if packed, the coefficients of each row, [nnz, K - 1, D].
+        masks: [..., C, N] or [nnz] bool; where it is False, values and gradients are zero.
+        batch_ids, camera_ids, gaussian_ids: [nnz] int64, flat batch index, camera and Gaussian of each row if packed;
             None for all Gaussians and cameras.
-        viewmats_rs: [..., C, 4, 4] view matrices at the end of the exposure; directions are from the mean of the camera
-            centers.
+        viewmats_rs: [..., C, 4, 4] view matrices at the end of the exposure; directions then start at the mean of both
+            camera centers.
 
     Returns:
         [..., C, N, D] or [nnz, D], in at least fp32. Differentiable with respect to means, viewmats, viewmats_rs and
@@ -73,7 +73,7 @@ def _from_cameras(
     batch_ids: Tensor | None = None, camera_ids: Tensor | None = None, gaussian_ids: Tensor | None = None,
     viewmats_rs: Tensor | None = None, name: str = "coeffs",
 ) -> Tensor:  # fmt: skip
-    """Evaluates all degrees, as :func:`spherical_harmonics_l1_plus` those from 1 on; messages call `coeffs` `name`."""
+    """Evaluates all degrees like :func:`spherical_harmonics_l1_plus`; `name` is the name of `coeffs` in messages."""
     check_tensor("means", means, [..., None, 3], "[..., N, 3]")
     check_tensor("viewmats", viewmats, [..., None, 4, 4], "[..., C, 4, 4]")
     batch = means.shape[:-2]
@@ -104,15 +104,15 @@ def _from_cameras(
 
 @functools.wraps(shading.spherical_harmonics, assigned=(), updated=())
 def spherical_harmonics(*args: Any, **kwargs: Any) -> Tensor:
-    """Evaluates spherical harmonics, in the form of gsplat 1.5.3 or in that of 1.6.
+    """Evaluates spherical harmonics, with the arguments of gsplat 1.5.3 or of 1.6.
 
     ``spherical_harmonics(degrees_to_use, dirs, coeffs, masks=None)`` is :func:`tsplat.spherical_harmonics`.
     ``spherical_harmonics(degrees_to_use, means, viewmats, coeffs, masks=None, batch_ids=None, camera_ids=None,
-    gaussian_ids=None, viewmats_rs=None)`` takes directions from cameras to Gaussians: the arguments and the result are
+    gaussian_ids=None, viewmats_rs=None)`` uses the directions from cameras to Gaussians: its arguments and result are
     those of :func:`spherical_harmonics_l1_plus`, with all coefficients [N, K, D] or, if packed, [nnz, K, D].
 
-    The form of 1.6 has coefficients as the fourth argument, where that of 1.5.3 has a mask; or names that 1.5.3 does
-    not have.
+    A call uses the second form if its fourth argument contains coefficients instead of a mask, or if it uses argument
+    names that 1.5.3 does not have.
 
     Raises:
         ArgumentError: A shape, dtype or value is invalid.

@@ -1,4 +1,4 @@
-"""Projected Gaussians and lists of tiles, with gsplat's names and shapes, as `Contributions` takes them."""
+"""Checks projected Gaussians and tile lists in gsplat's form, and converts them to `Contributions`."""
 
 import math
 
@@ -12,11 +12,11 @@ from ....functional.tile_lists import TileLists
 from ...contributions import Contributions
 
 Projected = tuple[Tensor, Tensor, Tensor]
-"""Means, conics (or ray transforms of surfels) and opacities."""
+"""Projected means, conics (ray transforms for surfels) and opacities."""
 
 
 def check_splats(means2d: Tensor, shapes: Tensor, opacities: Tensor, footprint: str = "ellipse") -> None:
-    """Raises unless means, conics (ray transforms [..., N, 3, 3] of surfels) and opacities match, dense or packed."""
+    """Raises an error if means, conics (ray transforms [..., N, 3, 3] for surfels) and opacities do not match."""
     check_tensor("means2d", means2d, [..., 2], "[..., N, 2] or [nnz, 2]")
     leading = means2d.shape[:-1]
     name, own = ("ray_transforms", (3, 3)) if footprint == "surfel" else ("conics", (3,))
@@ -28,7 +28,7 @@ def check_splats(means2d: Tensor, shapes: Tensor, opacities: Tensor, footprint: 
 def contributions(
     splats: Projected, lists: TileLists, numerics: Numerics, footprint: str = "ellipse", chosen: Tensor | None = None
 ) -> Contributions:
-    """Returns the contributions of checked Gaussians to all pixels, or to those chosen; see `Contributions.of`."""
+    """Returns the contributions of checked Gaussians to all or to chosen pixels; see `Contributions.of`."""
     means2d, shapes, opacities = (tensor.to(compute_dtype(*splats)).contiguous() for tensor in splats)
     rows = Splats(means2d.flatten(0, -2), shapes.flatten(opacities.dim()).flatten(0, -2), opacities.flatten(), None)
     return Contributions.of(rows, lists, numerics, footprint, chosen)
@@ -38,9 +38,10 @@ def dense_contributions(
     name: str, splats: Projected, isect_offsets: Tensor, flatten_ids: Tensor, size: tuple[int, int, int],
     numerics: Numerics, footprint: str = "ellipse",
 ) -> Contributions:  # fmt: skip
-    """Checks the arguments, of which `name` is ``isect_offsets``, and returns the contributions to all pixels.
+    """Checks the arguments, and returns the contributions to all pixels.
 
-    `size` is the width and height of the images, and the edge of a tile.
+    `name` is the name of ``isect_offsets`` for messages; `size` is the width and height of the images, and the tile
+    size.
     """
     check_splats(*splats, footprint)
     lists = TileLists.check(*size, isect_offsets, flatten_ids, None, name)

@@ -1,4 +1,4 @@
-"""The names of ``gsplat.cuda._torch_impl``: steps of the pipeline in plain PyTorch, differentiated by autograd."""
+"""The names of ``gsplat.cuda._torch_impl``: steps of the pipeline in plain PyTorch, with gradients by autograd."""
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ def _rasterize_to_pixels(
     image_width: int, image_height: int, tile_size: int, isect_offsets: Tensor, flatten_ids: Tensor,
     backgrounds: Tensor | None = None, batch_per_iter: int = 100,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Composites Gaussians as :func:`tsplat.rasterize_to_pixels` does, a number of blocks of each tile at a time."""
+    """Composites Gaussians like :func:`tsplat.rasterize_to_pixels`, `batch_per_iter` blocks of each tile at a time."""
     check_size("batch_per_iter", batch_per_iter)
     images = means2d.shape[:-2]
     colors_sum = means2d.new_zeros(*images, image_height, image_width, colors.shape[-1])
@@ -83,6 +83,6 @@ def _eval_sh_bases_fast(basis_dim: int, dirs: Tensor) -> Tensor:
     sizes = [(degree + 1) ** 2 for degree in range(SH_DEGREE_MAX + 1)]
     if basis_dim not in sizes:
         raise ArgumentError(f"basis_dim: expected one of {sizes}, found {basis_dim!r}")
-    # Coefficients that are 1 for one basis in each channel.
+    # With one basis function per channel, the colors are the values of all basis functions.
     one_hot = torch.eye(basis_dim, dtype=dirs.dtype, device=dirs.device)
     return _spherical_harmonics(sizes.index(basis_dim), dirs, one_hot.expand(*dirs.shape[:-1], basis_dim, basis_dim))

@@ -1,4 +1,4 @@
-"""Functions of the unscented transform and of evaluation in 3D, with the arguments of gsplat 1.6."""
+"""The unscented transform and evaluation in 3D, with the arguments of gsplat 1.6."""
 
 from typing import Any
 
@@ -32,21 +32,22 @@ def fully_fused_projection_with_ut(
     global_z_order: bool = True, lidar_coeffs: object | None = None, external_distortion_coeffs: object | None = None,
     backend: config.Backend = "auto", numerics: config.NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Projects 3D Gaussians to the image plane by the unscented transform.
+    """Projects 3D Gaussians to the image plane with the unscented transform.
 
     Args:
-        means to viewmats_rs, and the others: As for :func:`tsplat.fully_fused_projection_with_ut`.
-        lidar_coeffs: As in :func:`tsplat.rasterization`, of ``camera_model="lidar"``, whose ``viewmats`` lead to the
-            frame of the lidar. ``Ks``, ``width``, ``height``, ``global_z_order`` and the margin of ``ut_params`` are
-            not read: Gaussians are sorted and culled by distance.
+        means to viewmats_rs, and the others: As for :func:`tsplat.fully_fused_projection_with_ut`. lidar_coeffs: As in
+        :func:`tsplat.rasterization`, for ``camera_model="lidar"``; ``viewmats`` then transform to the frame of the
+        lidar. ``Ks``, ``width``, ``height``, ``global_z_order`` and the margin of ``ut_params`` are not read: Gaussians
+        are sorted and culled by distance.
 
     Returns:
-        ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
-        [..., C, N, 3], and [..., C, N] or None, differentiable as there. Culled Gaussians are zero. For lidars, means
-        are azimuths, up to turns, and elevations, 1,024 pixels per radian, and depths are distances.
+        ``(radii, means2d, depths, conics, compensations)`` with shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
+        [..., C, N, 3], and [..., C, N] or None, differentiable as in that function. Culled Gaussians are zero. For
+        lidars, means are azimuths, up to multiples of 360 degrees, and elevations, in 1,024 pixels per radian, and
+        depths are distances.
 
     Raises:
-        ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
+        ArgumentError: A shape, dtype, device or value is invalid, or options conflict.
     """
     if lidar_coeffs is not None or camera_model == "lidar":
         return project_to_angles(locals())
@@ -77,18 +78,18 @@ def rasterize_to_pixels_eval3d(
 
     Args:
         means to viewmats_rs, and the others: As for :func:`tsplat.rasterize_to_pixels_eval3d`.
-        lidar_coeffs: As in :func:`tsplat.rasterization`, with the ``tiling`` whose tiles the lists, ``isect_offsets``
-            and ``masks`` are about, such as those of :func:`isect_tiles_lidar`. ``image_width`` and ``image_height``
-            are the numbers of its columns and rows; ``Ks`` are not read. The square of ``tile_size`` is at least the
-            number of elements of any tile.
+        lidar_coeffs: As in :func:`tsplat.rasterization`, with a ``tiling``. ``isect_offsets``, ``flatten_ids`` and
+            ``masks`` refer to its tiles, as :func:`isect_tiles_lidar` returns them. ``image_width`` and
+            ``image_height`` are the numbers of columns and rows of the lidar; ``Ks`` are not read. The square of
+            ``tile_size`` must be at least the number of elements of any tile.
         renderer_config: As in :func:`tsplat.rasterization`.
 
     Returns:
-        ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]; and with ``return_normals`` normals
-        [..., C, H, W, 3]. Differentiable as there, and with respect to the angles of lidars.
+        ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]; with ``return_normals`` also
+        normals [..., C, H, W, 3]. Differentiable as in that function, and with respect to the angles of lidars.
 
     Raises:
-        ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
+        ArgumentError: A shape, dtype, device or value is invalid, or options conflict.
         NotImplementedError: Another ``renderer_config``.
     """
     return _images(*_inputs(locals()))
@@ -110,26 +111,24 @@ def rasterize_to_pixels_eval3d_extra(
     renderer_config: object | None = None, return_last_ids: bool = True, unsafe_masked_tile_outputs: bool = False,
     *, backend: config.Backend = "auto", numerics: config.NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Composites 3D Gaussians along the rays of pixels, and finds the Gaussians that pixels show.
+    """Composites 3D Gaussians along the rays of pixels, and finds the Gaussians that contribute to each pixel.
 
-    The order of arguments is that of gsplat 1.6, which has no such function in its release 1.5.3. Last Gaussians and
-    counts are found in plain PyTorch: one whose alpha is 1/255 to rounding may count, and not show in the image.
+    The order of arguments is that of gsplat 1.6; gsplat 1.5.3 has no such function. Last Gaussians and counts are
+    computed in plain PyTorch, so a Gaussian whose alpha is about 1/255 may be counted but not composited.
 
     Args:
-        means to numerics: As for :func:`rasterize_to_pixels_eval3d`.
-        return_sample_counts: Whether to count the Gaussians that each pixel shows.
-        return_last_ids: Whether to find the last of them.
-        unsafe_masked_tile_outputs: Whether tiles that ``masks`` excludes may have undefined values. The result is the
-            same for both values: these tiles have the background, no Gaussians and no normals.
+        means to numerics: As for :func:`rasterize_to_pixels_eval3d`. return_sample_counts: Whether to count the
+        Gaussians that contribute to each pixel. return_last_ids: Whether to find the last contributing Gaussian of each
+        pixel. unsafe_masked_tile_outputs: Whether tiles that ``masks`` excludes may have undefined values. It has no
+        effect: these tiles always show the background, without Gaussians and normals.
 
     Returns:
-        ``render_colors`` [..., C, H, W, D]; ``render_alphas`` [..., C, H, W, 1]; the last Gaussians as indices into
-        ``flatten_ids``, -1 where there are none, and counts, int32 [..., C, H, W] each; and normals [..., C, H, W, 3].
-        The last three are None unless asked for. Images are differentiable as those of
-        :func:`rasterize_to_pixels_eval3d`.
+        ``render_colors`` [..., C, H, W, D]; ``render_alphas`` [..., C, H, W, 1]; last Gaussians as indices into
+        ``flatten_ids``, -1 if there are none, and counts, int32 [..., C, H, W] each; and normals [..., C, H, W, 3]. The
+        last three are None unless requested. Images are differentiable as in :func:`rasterize_to_pixels_eval3d`.
 
     Raises:
-        ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
+        ArgumentError: A shape, dtype, device or value is invalid, or options conflict.
         NotImplementedError: Another ``renderer_config``.
     """
     arguments = locals()
@@ -152,10 +151,10 @@ def rasterize_to_pixels_eval3d_extra(
 
 
 def _inputs(arguments: dict[str, Any]) -> tuple[ElementTiles | None, RayInputs]:
-    """Checks the arguments of :func:`rasterize_to_pixels_eval3d`, by name.
+    """Checks the arguments of :func:`rasterize_to_pixels_eval3d`, given by name.
 
-    Returns where elements of a lidar are in the image that is composited, None for other cameras; and what is
-    composited.
+    Returns the positions of a lidar's elements in the composited image, None for other cameras; and the inputs of
+    compositing.
     """
     check_renderer_config(arguments["renderer_config"], with_eval3d=True)
     if arguments["lidar_coeffs"] is not None or arguments["camera_model"] == "lidar":
@@ -164,6 +163,6 @@ def _inputs(arguments: dict[str, Any]) -> tuple[ElementTiles | None, RayInputs]:
 
 
 def _images(tiles: ElementTiles | None, inputs: RayInputs) -> tuple[Tensor, ...]:
-    """Composites what :func:`_inputs` returns."""
+    """Composites the results of :func:`_inputs`."""
     images = inputs.images()
     return images if tiles is None else tuple(map(tiles.range_image, images))

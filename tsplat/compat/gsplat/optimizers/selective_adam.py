@@ -12,13 +12,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class SelectiveAdam(torch.optim.Adam):
-    """Adam without bias correction, for the visible Gaussians of each step. The others and their moments do not change.
+    """Adam without bias correction that updates only the visible Gaussians of each step, and their moments.
 
     Args:
         params: Parameter groups with one tensor [N, ...] each, fp32 or fp64, with dense gradients.
         eps: Added to the root of the second moment.
         betas: Decay rates of the moments.
-        lr: Learning rate of the groups that set none.
+        lr: Learning rate of groups without their own.
     """
 
     def __init__(self, params: Any, eps: float, betas: tuple[float, float], *, lr: float = 1e-3) -> None:
@@ -29,11 +29,10 @@ class SelectiveAdam(torch.optim.Adam):
         """Performs a step.
 
         Args:
-            visibility: [N] bool, which Gaussians to update.
+            visibility: [N] bool mask of the Gaussians to update.
 
         Raises:
-            ArgumentError: A group has several tensors, or a shape, dtype or device is invalid. Nothing has been
-                changed.
+            ArgumentError: A group has several tensors, or a shape, dtype or device is invalid. Then nothing is changed.
         """
         for group in self.param_groups:
             if len(group["params"]) != 1:

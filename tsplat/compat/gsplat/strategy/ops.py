@@ -34,7 +34,7 @@ __all__ = [
 
 @torch.no_grad()
 def _multinomial_sample(weights: Tensor, n: int, replacement: bool = True) -> Tensor:
-    """Samples n indices [n] int64 with probabilities proportional to finite weights [N] that are not negative.
+    """Samples n indices [n] int64 with probabilities proportional to finite, nonnegative weights [N].
 
     N is not limited. Raises `ArgumentError` if weights are invalid, or too few of them are positive.
     """
@@ -47,7 +47,7 @@ def _multinomial_sample(weights: Tensor, n: int, replacement: bool = True) -> Te
         raise ArgumentError("weights: expected finite, nonnegative values; some opacities are invalid")
     samples = torch.rand(n if replacement else len(weights), device=weights.device, dtype=torch.float64)
     if not replacement:
-        # The n first arrivals of Poisson processes with these rates (Efraimidis and Spirakis, 2006).
+        # Choose the first n arrivals of Poisson processes with these rates (Efraimidis and Spirakis, 2006).
         arrivals = -torch.log1p(-samples) / weights
         return arrivals.nan_to_num(nan=math.inf).topk(n, largest=False).indices
     cumulative = weights.cumsum(0)

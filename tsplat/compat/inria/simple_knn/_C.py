@@ -1,5 +1,5 @@
 # ruff: noqa: N999 - the name in simple_knn
-"""The name of ``simple_knn._C``: distances to the nearest neighbors, from which Inria's programs initialize scales."""
+"""The function of ``simple_knn._C``: distances to nearest neighbors, from which Inria's programs initialize scales."""
 
 from torch import Tensor
 
@@ -17,10 +17,10 @@ def distCUDA2(points: Tensor) -> Tensor:  # noqa: N802 - the name in simple_knn
         points: [N, 3] on any device, N >= 4. The search runs on the CPU.
 
     Returns:
-        [N], dtype and device of ``points``.
+        [N], with the dtype and device of ``points``.
 
     Raises:
-        ArgumentError: The shape is another, or a value is not finite.
+        ArgumentError: The shape is invalid, or a value is not finite.
         MissingExtraError: SciPy is not installed.
     """
     check_tensor("points", points, [None, 3], "[N, 3]")
