@@ -38,8 +38,9 @@ def project(points, viewmat, K):
     return (camera @ K.double().T)[:, :2] / camera[:, 2:], camera[:, 2]
 
 
-def write_colmap(folder, views, points, camera=None):
-    """Writes a COLMAP scene of views and their images. Every view observes every one of the black points [P, 3].
+def write_colmap(folder, views, points, camera=None, colors=None):
+    """Writes a COLMAP scene of views and their images. Every view observes every one of the points [P, 3], which are
+    black unless they have colors [P, 3].
 
     `camera` is model, size and parameters of all cameras as in cameras.txt; by default PINHOLE with the views' K.
     """
@@ -59,9 +60,10 @@ def write_colmap(folder, views, points, camera=None):
         write_image(folder / "images" / view.name, view.image)
     (sparse / "cameras.txt").write_text("\n".join(cameras) + "\n")
     (sparse / "images.txt").write_text("\n".join(lines) + "\n")
+    rgb = [[0, 0, 0]] * len(points) if colors is None else (255 * colors).round().int().tolist()
     (sparse / "points3D.txt").write_text(
         "".join(
-            f"{j + 1} {' '.join(repr(v) for v in point)} 0 0 0 0.1 {' '.join(tracks[j])}\n"
+            f"{j + 1} {' '.join(repr(v) for v in point)} {' '.join(map(str, rgb[j]))} 0.1 {' '.join(tracks[j])}\n"
             for j, point in enumerate(points.tolist())
         )
     )
