@@ -1,4 +1,4 @@
-"""Compiles C code with gcc at first use, into the user's cache directory."""
+"""Compiles C code with gcc on first use, into the user's cache directory."""
 
 import ctypes
 import functools
@@ -14,14 +14,14 @@ import filelock
 
 CORE = Path(__file__).parent / "core"
 FLAGS = (
-    "-O2" if "EMULATE" in os.environ else "-O1",  # -O2 takes twice as long, for `make emulate`, which runs for hours
+    "-O2" if "EMULATE" in os.environ else "-O1",  # -O2 compiles twice as long: for `make emulate` only
     "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-fno-strict-aliasing", "-shared", "-fPIC",
 )  # fmt: skip
 
 
 def cache_folder() -> Path:
-    """Returns where compiled cores and disassembled kernels are kept."""
+    """Returns the folder of compiled cores and disassembled kernels; creates it if necessary."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tsplat-emulator"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -31,7 +31,7 @@ def missing() -> str | None:
     """Returns why the emulator cannot be built here, or None."""
     if shutil.which("gcc") or all(_path(*parts).exists() for parts in _all()):
         return None
-    return "needs gcc, or what gcc has built before"
+    return "needs gcc, or libraries that gcc has built before"
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def nvidia_operations() -> dict[str, int]:
 
 @functools.cache
 def amd_operations() -> dict[str, int]:
-    """Returns the number of each instruction of the AMD core, by name; 0 is none."""
+    """Returns the number of each instruction of the AMD core, by name. Numbers start at 1."""
     text = "".join((CORE / file).read_text() for file in sorted(os.listdir(CORE)) if file.startswith("amd"))
     names = set(re.findall(r"\bcase OP_([a-z]\w+)", text)) - {"name", "s_"}
     names |= set(re.findall(r"\b(?:FLOAT|BITS|CARRY|DOUBLE|SCALAR32|SCALAR64|PLAIN)\(([vs]_\w+)", text))
@@ -68,12 +68,12 @@ def amd_core(lanes: int) -> ctypes.CDLL:
 
 @functools.cache
 def driver_library() -> ctypes.CDLL:
-    """Returns the library that takes the place of libcuda and libamdhip64."""
+    """Returns the library that replaces libcuda and libamdhip64."""
     return library(*_driver())
 
 
 Parts = tuple[Path, dict[str, str], tuple[str, ...]]
-"""A C file, the files that are generated for it, and its flags."""
+"""A C file, its generated include files, and its compiler flags."""
 
 
 def _nvidia() -> Parts:
@@ -95,9 +95,9 @@ def _all() -> list[Parts]:
 
 
 def library(source: Path, generated: dict[str, str] | None = None, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """Compiles a C file, unless that was done before. Processes that need the same file wait for the first.
+    """Compiles and loads a C file, once for all processes; processes that need the same file wait for the first.
 
-    `generated` has the text of further files that it includes, by name; `flags` are beside those of `FLAGS`.
+    `generated` has the text of included files by name; `flags` are added to `FLAGS`.
     """
     generated = generated or {}
     library = _path(source, generated, flags)
@@ -115,7 +115,7 @@ def library(source: Path, generated: dict[str, str] | None = None, flags: tuple[
 
 
 def _path(source: Path, generated: dict[str, str], flags: tuple[str, ...]) -> Path:
-    """Returns where a library lies: a name for all that it is made of."""
+    """Returns the path of a compiled library, whose name is a hash of its sources, flags and processor."""
     digest = hashlib.sha256(repr((source.name, generated, flags, FLAGS, _processor())).encode())
     for file in sorted(source.parent.iterdir()):
         digest.update(file.read_bytes())
@@ -123,7 +123,7 @@ def _path(source: Path, generated: dict[str, str], flags: tuple[str, ...]) -> Pa
 
 
 def _processor() -> str:
-    """Returns what -march=native depends on."""
+    """Returns the CPU flags, on which -march=native depends."""
     info = Path("/proc/cpuinfo")
     return (
         next((line for line in info.read_text().splitlines() if line.startswith("flags")), "") if info.exists() else ""

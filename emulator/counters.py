@@ -1,4 +1,4 @@
-"""Counts the cost of executed kernels: warp instructions by class, memory sectors, bank conflicts, divergence."""
+"""Counts of executed kernels: warp instructions by class, memory sectors, bank conflicts, divergent branches."""
 
 import collections
 from typing import Any
@@ -11,23 +11,23 @@ CLASSES = (
     "float", "special", "integer", "compare", "move", "shuffle", "matrix", "load", "store", "atomic", "barrier",
     "control", "parameter", "other",
 )  # fmt: skip
-"""Classes of instructions; `parameter` loads kernel arguments. AMD's scalar ones are classed like the others."""
+"""Classes of instructions; `parameter` loads kernel arguments. AMD's scalar instructions are classified like others."""
 MEMORY = ("load", "store", "atomic")
 SHARED = ("shared load", "shared store", "shared atomic")
 
 
 class Counts:
-    """Sums over the launches of one kernel with the same constants."""
+    """Sums of counters over the launches of one kernel with the same constants."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.launches = 0
         self.programs = 0
         self.arrays: dict[str, np.ndarray] = {}
-        """Per instruction; see Model in core/model.h."""
+        """Counters by name, [instructions] uint64 each; see Model in core/model.h."""
 
     def add(self, arrays: dict[str, np.ndarray], programs: int) -> None:
-        """Adds one launch."""
+        """Adds the counters of one launch."""
         self.launches += 1
         self.programs += programs
         for name, array in arrays.items():
@@ -37,10 +37,10 @@ class Counts:
         """Returns totals.
 
         Returns:
-            `instructions`: warp instructions; one entry per class of `CLASSES`; `lanes`: sum of their active lanes;
-            `divergent branches`; for global memory `load requests`, `load sectors`, `load first sectors` (first
-            touched by a program), and the same for stores and atomics, `atomic addresses` (distinct ones of each
-            instruction); for shared memory `bank passes` and `conflict-free passes`.
+            `instructions`: number of warp instructions, and one entry per class of `CLASSES`; `lanes`: sum of their
+            active lanes; `divergent branches`. For global memory: `load requests`, `load sectors`, `load first sectors`
+            (the first access by a program), the same for stores and atomics, and `atomic addresses` (distinct addresses
+            of each instruction). For shared memory: `bank passes` and `conflict-free passes`.
         """
         total: collections.Counter[str] = collections.Counter(launches=self.launches, programs=self.programs)
         for i, statement in enumerate(self.program.statements):
@@ -65,14 +65,9 @@ class Counts:
                 total["atomic addresses"] += int(self.arrays["distinct"][i])
         return total
 
-    def hottest(self, count: int = 10) -> list[tuple[int, str, str]]:
-        """Returns the most issued instructions: how often, source line, text."""
-        rows = zip(self.arrays["issued"].tolist(), self.program.source_lines(), self.program.statements)
-        return sorted((row for row in rows if row[2]), reverse=True)[:count]
-
 
 def by_line(counts: Counts) -> dict[str, int]:
-    """Returns warp instructions by source line."""
+    """Returns the number of warp instructions by source line."""
     total: collections.Counter[str] = collections.Counter()
     for issued, line, statement in zip(
         counts.arrays["issued"], counts.program.source_lines(), counts.program.statements
@@ -83,7 +78,7 @@ def by_line(counts: Counts) -> dict[str, int]:
 
 
 def total(counts: dict[str, Counts], kernel: str | None = None) -> collections.Counter[str]:
-    """Returns the sum of summaries, of the kernels whose name is `kernel` or of all."""
+    """Returns the sum of the summaries of all kernels, or of kernels with the name `kernel`."""
     result: collections.Counter[str] = collections.Counter()
     for one in counts.values():
         if kernel in (None, one.program.name):
@@ -92,6 +87,6 @@ def total(counts: dict[str, Counts], kernel: str | None = None) -> collections.C
 
 
 def table(counts: dict[str, Counts]) -> list[dict[str, Any]]:
-    """Returns one row per kernel and constants, most instructions first."""
+    """Returns one row per kernel and constants, in descending order of instructions."""
     rows = [{"kernel": key, **one.summary()} for key, one in counts.items()]
     return sorted(rows, key=lambda row: -row.get("instructions", 0))

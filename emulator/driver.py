@@ -1,7 +1,7 @@
-"""Emulated GPUs: what executes their launches, and a driver by which Triton launches kernels on them itself.
+"""Emulated GPUs, which execute launches, and a Triton driver, with which Triton itself launches kernels on them.
 
-tsplat loads and launches kernels through `tsplat.gpu_driver`, and so does this driver of Triton: the emulator's library
-takes the place of libcuda or libamdhip64.
+tsplat and this Triton driver load and launch kernels with `tsplat.gpu_driver`, which uses the emulator's library in
+place of libcuda or libamdhip64.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from tsplat.gpu_driver.cuda import CudaDriver
 from tsplat.gpu_driver.hip import HipDriver
 from tsplat.gpu_driver.kernels import flat_arguments
 
-from .launch import KernelSource, Made, launch_of
+from .launch import KernelSource, LaunchRequest, launch_of
 from .library import library
 from .machine import Machine
 from .shadow import Shadow
@@ -29,7 +29,7 @@ from .storages import Storages
 Code = Literal["ptx", "sass", "amdgcn"]
 MAX_SHARED_BYTES = {"cuda": 166_912, "hip": 65_536}
 _devices: dict[GPUTarget, Device] = {}
-"""tsplat and Triton keep compiled kernels by the number of a device."""
+"""Emulated GPUs by target. Each keeps its device number, by which tsplat and Triton cache compiled kernels."""
 _numbers = itertools.count(1000)
 
 
@@ -43,19 +43,19 @@ def device_of(target: GPUTarget) -> Device:
 
 
 class EmulatedGpu:
-    """Executes launches."""
+    """An emulated GPU: executes launches."""
 
     def __init__(self, code: Code, machine: Machine, shadow: Shadow, storages: Storages) -> None:
         self.code, self.machine, self.shadow, self.storages = code, machine, shadow, storages
 
-    def execute(self, source: KernelSource, made: Made) -> None:
-        """Executes a launch that the driver's library was given."""
+    def execute(self, source: KernelSource, request: LaunchRequest) -> None:
+        """Executes a launch that the driver library received."""
         program = source.program(self.code, self.machine.options.rewrite)
-        self.machine.run(program, launch_of(source, program, made, self.storages, self.shadow))
+        self.machine.run(program, launch_of(source, program, request, self.storages, self.shadow))
 
 
 class Launcher:
-    """Launches one compiled kernel when Triton calls it, as a loaded kernel of `tsplat.gpu_driver` does."""
+    """Launches one compiled kernel for Triton, as a loaded kernel of `tsplat.gpu_driver`."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
         group = get_cache_manager(metadata.hash).get_group(f"{metadata.name}.json") or {}
@@ -87,7 +87,7 @@ class Launcher:
 
 
 class Utils:
-    """The driver's functions that concern binaries and devices."""
+    """Functions of the Triton driver for binaries and devices."""
 
     def __init__(self, backend: str, lanes: int) -> None:
         self.properties = {
@@ -96,7 +96,7 @@ class Utils:
         }  # fmt: skip
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        return 1, 1, 0, 0, 1024  # module, function, registers, spills, most threads
+        return 1, 1, 0, 0, 1024  # module, function, registers, spills, maximum number of threads
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return self.properties

@@ -20,7 +20,7 @@ from .shadow import Shadow
 from .storages import Storages
 
 TARGETS = {"cuda:80": "ptx", "cuda:90": "ptx", "cuda:120": "ptx", "hip:gfx942": "amdgcn", "hip:gfx1100": "amdgcn"}
-"""Targets that tests cover, with the code that is executed unless another is asked for."""
+"""Targets that tests cover -> the code that is executed by default."""
 
 
 def target_of(name: str) -> GPUTarget:
@@ -33,7 +33,7 @@ def target_of(name: str) -> GPUTarget:
 
 
 class Emulator:
-    """An emulated GPU: what its checks found and what its kernels cost."""
+    """Results of emulated launches: the findings of checks, and the counters of kernels."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -53,7 +53,7 @@ class Emulator:
         return {key: counts.summary() for key, counts in self.machine.counts.items()}
 
     def check(self) -> None:
-        """Raises EmulationError if anything was found."""
+        """Raises EmulationError if there are findings."""
         if self.findings:
             raise EmulationError("\n".join(map(str, self.findings)))
 
@@ -62,10 +62,10 @@ class Emulator:
 def emulated(
     target: str = "cuda:80", code: Code | None = None, *, strict: bool = True, **options: Any
 ) -> Iterator[Emulator]:
-    """Runs Triton kernels on CPU tensors compiled for a GPU, as :func:`target_of` takes it, on an emulated one.
+    """Runs Triton kernels on CPU tensors on an emulated GPU inside of the block.
 
-    `code` is what is executed: "ptx" (unless said otherwise) or "sass" for NVIDIA, "amdgcn" for AMD. If `strict`,
-    raises EmulationError at the end for what the checks found.
+    `target` is a GPU as for :func:`target_of`. `code` is the code that is executed: "ptx" (default) or "sass" for
+    NVIDIA, "amdgcn" for AMD. If `strict`, EmulationError is raised at the end if checks have findings.
     """
     if reason := build.missing():
         raise EmulationError(f"the emulator {reason}")
@@ -84,7 +84,7 @@ def emulated(
     except RuntimeError as error:
         if drivers.failure is None or not (isinstance(error, DriverError) or isinstance(error.__cause__, DriverError)):
             raise
-        raise drivers.failure from error  # why the driver says that a launch has failed
+        raise drivers.failure from error  # the cause of the driver's error
     finally:
         config._active, compilation.listener, drivers.execute = before
         drivers.failure = None

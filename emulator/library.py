@@ -1,4 +1,4 @@
-"""The drivers' library of emulated GPUs: it is loaded as libcuda or libamdhip64, and calls the functions here."""
+"""The driver library of emulated GPUs, which is loaded as libcuda or libamdhip64 and calls the functions here."""
 
 import contextlib
 import ctypes
@@ -10,11 +10,11 @@ from typing import Any
 from tsplat.gpu_driver.kernels import flat_arguments
 
 from . import build
-from .launch import KernelSource, Made
+from .launch import KernelSource, LaunchRequest
 
 MAX_PARAMETERS = 256
 MAX_THREADS = 1024
-# Errors of both drivers.
+# Status codes of both drivers.
 SUCCESS, NOT_FOUND, LAUNCH_FAILED = 0, 500, 719
 
 
@@ -38,8 +38,8 @@ class Launch(ctypes.Structure):
         ("stream", ctypes.c_uint64), ("n_bytes", ctypes.c_uint32), ("arguments", ctypes.c_uint8 * (8 * MAX_PARAMETERS)),
     ]  # fmt: skip
 
-    def made(self) -> Made:
-        return Made(
+    def request(self) -> LaunchRequest:
+        return LaunchRequest(
             tuple(self.grid), tuple(self.block), self.shared_bytes, bytes(self.arguments[: self.n_bytes]),
             tuple(self.cluster), bool(self.cooperative), bool(self.overlaps), self.stream,
         )  # fmt: skip
@@ -59,11 +59,11 @@ EXECUTE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(Launch))
 
 
 class Library:
-    """The library, what it executes launches by, and what has been compiled for emulated GPUs.
+    """The driver library, with the kernels that have been compiled for emulated GPUs.
 
     Attributes:
-        execute: Called with each launch; None while nothing is emulated.
-        failure: What went wrong in the last launch that failed, until somebody raises it.
+        execute: Function that executes launches; None while nothing is emulated.
+        failure: Exception of the last failed launch, until it is raised.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Library:
             ctypes.sizeof(structure) for structure in (Kernel, Launch, Answer)
         ]
         self.path = self._core._name
-        self.execute: Callable[[KernelSource, Made], None] | None = None
+        self.execute: Callable[[KernelSource, LaunchRequest], None] | None = None
         self.failure: BaseException | None = None
         self._sources: list[KernelSource] = []
         self._by_binary: dict[bytes, KernelSource] = {}
@@ -81,7 +81,7 @@ class Library:
         self._core.emulator_answer.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
 
     def compiled(self, *, src: Any, metadata: Any, metadata_group: dict[str, str], **_: Any) -> None:
-        """Keeps what Triton has compiled, as its listener, so that a kernel is known by its binary."""
+        """Stores a kernel that Triton has compiled, by its binary. This is a compilation listener of Triton."""
         from triton.backends.compiler import GPUTarget
 
         files = {Path(name).suffix[1:]: Path(path) for name, path in metadata_group.items()}
@@ -101,16 +101,19 @@ class Library:
 
     @contextlib.contextmanager
     def answering(self, answers: list[tuple[int, int, int, bytes]]) -> Iterator[Callable[[], None]]:
-        """Lets launches inside of the block do nothing but write what was recorded: of a launch's number, to the
-        address of a parameter plus a distance, bytes. Yields a function that numbers launches from 0 again."""
-        made = (Answer * max(len(answers), 1))()
+        """Replaces launches inside of the block by writes of recorded results.
+
+        An answer is the number of a launch, a parameter, a distance, and the bytes that the launch writes to the
+        address in this parameter plus the distance. Yields a function that restarts the numbers of launches at 0.
+        """
+        array = (Answer * max(len(answers), 1))()
         kept = [ctypes.create_string_buffer(data, len(data)) for *_, data in answers]
-        for answer, (launch, parameter, distance, data), buffer in zip(made, answers, kept):
+        for answer, (launch, parameter, distance, data), buffer in zip(array, answers, kept):
             answer.launch, answer.parameter, answer.distance = launch, parameter, distance
             answer.size, answer.bytes = len(data), ctypes.addressof(buffer)
 
         def begin() -> None:
-            self._core.emulator_answer(ctypes.addressof(made), len(answers))
+            self._core.emulator_answer(ctypes.addressof(array), len(answers))
 
         begin()
         try:
@@ -119,7 +122,7 @@ class Library:
             self._core.emulator_execute_again()
 
     def _find(self, image: int, size: int, name: bytes, kernel: Any) -> int:
-        """Tells the library about the kernel of a binary."""
+        """Fills in the properties of the kernel of a binary; called by the library."""
         try:
             source = self._by_binary.get(_digest(ctypes.string_at(image, size)))
             if source is None or source.metadata.name != name.decode():
@@ -130,17 +133,17 @@ class Library:
             kernel.offset[: len(layout)], kernel.size[: len(layout)] = offsets, sizes
             kernel.static_shared = static_shared
             self._sources.append(source)
-        except BaseException as error:  # nothing may pass through C
+        except BaseException as error:  # exceptions must not propagate through C
             return self._failed(error)
         return SUCCESS
 
     def _execute(self, number: int, launch: Any) -> int:
-        """Executes a launch."""
+        """Executes a launch; called by the library."""
         try:
             if self.execute is None:
-                raise RuntimeError("a kernel was launched on an emulated GPU that is gone")
-            self.execute(self._sources[number], launch.contents.made())
-        except BaseException as error:  # nothing may pass through C
+                raise RuntimeError("a kernel was launched on an emulated GPU that no longer exists")
+            self.execute(self._sources[number], launch.contents.request())
+        except BaseException as error:  # exceptions must not propagate through C
             return self._failed(error)
         return SUCCESS
 
@@ -151,7 +154,7 @@ class Library:
 
 
 class _Metadata:
-    """Metadata of a kernel that the emulator needs."""
+    """The metadata of a kernel that the emulator uses."""
 
     def __init__(self, name: str, target: Any) -> None:
         self.name, self.target = name, target
@@ -165,7 +168,7 @@ _library: Library | None = None
 
 
 def library() -> Library:
-    """Returns the library, which a process loads once."""
+    """Returns the driver library; loads it on the first call."""
     global _library
     if _library is None:
         _library = Library()

@@ -1,4 +1,4 @@
-"""Runs launches on this process's memory with all checks, and keeps what they found and counted."""
+"""Executes launches on the memory of this process with all checks, and collects findings and counters."""
 
 import ctypes
 import dataclasses
@@ -29,7 +29,7 @@ class Region(ctypes.Structure):
     ] + [("granule", ctypes.c_int32), ("readonly", ctypes.c_int32)]
 
 
-class FoundByCore(ctypes.Structure):
+class CoreFinding(ctypes.Structure):
     """Mirrors Finding of core/model.h."""
 
     _fields_ = [(name, ctypes.c_int32) for name in ("kind", "pc", "program", "warp", "lane", "other")] + [
@@ -61,7 +61,7 @@ class Model(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Fault that a check found at one instruction of a kernel."""
+    """A fault that a check detected at one instruction of a kernel."""
 
     kernel: str
     kind: str
@@ -80,32 +80,32 @@ class Finding:
 
 
 class EmulationError(RuntimeError):
-    """A check of the emulator found something."""
+    """A check of the emulator detected a fault, or the emulator cannot run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MachineOptions:
-    """Options of a machine: its checks, and the order of its work."""
+    """Options of a machine: its checks, and the order of programs and warps."""
 
     races: bool = True
     uninitialized: bool = True
     first_touch: bool = True
-    """Counts sectors that a program accesses for the first time."""
+    """Whether to count sectors that a program accesses for the first time."""
     order: Literal["forward", "reverse", "random"] = "forward"
     """Order of programs."""
     shuffle_warps: bool = False
-    """Takes the warps of a program in another order after each barrier."""
+    """Whether to change the order of a program's warps after each barrier."""
     seed: int = 0
     jitter: int = 0
-    """Seed of errors of one unit in the last place in approximate instructions; 0 for none."""
+    """Seed of random errors of one unit in the last place in approximate instructions; 0 for none."""
     limit: int = 10**9
-    """Branches, on AMD GPUs instructions, after which a launch counts as endless."""
+    """Number of branches (on AMD GPUs, of instructions) after which a launch counts as endless."""
     rewrite: Callable[[str], str] | None = None
-    """Applied to the code's text before it is parsed, to inject faults."""
+    """Function applied to the text of the code before it is parsed, to inject faults."""
 
 
 class Machine:
-    """Executes launches one after the other."""
+    """Executes launches one after the other; collects their findings and counters."""
 
     def __init__(self, options: MachineOptions) -> None:
         self.options = options
@@ -113,19 +113,19 @@ class Machine:
         self.counts: dict[str, Counts] = {}
         """Counts by kernel and constants."""
         self.tracer: Tracer | None = None
-        """Told what each launch did."""
+        """Receives the trace of each launch."""
         self.seconds = 0.0
         """CPU time in the C core."""
 
     def run(self, program: Program, launch: Launch) -> None:
-        """Executes a launch."""
+        """Executes a launch. Raises EmulationError if a fault aborts it."""
         keep: list[np.ndarray] = []
         model = self._model(program, launch, keep)
         n = len(program.statements)
         arrays = {name: np.zeros(n, np.uint64) for name in ARRAYS}
         for name, array in arrays.items():
             setattr(model, name, array.ctypes.data)
-        found = (FoundByCore * MAX_FINDINGS)()
+        found = (CoreFinding * MAX_FINDINGS)()
         model.findings, model.max_findings = ctypes.addressof(found), MAX_FINDINGS
         programs = launch.grid[0] * launch.grid[1] * launch.grid[2]
         recording = None
@@ -139,7 +139,7 @@ class Machine:
         self.counts.setdefault(launch.key, Counts(program)).add(arrays, programs)
         self.findings += [self._finding(program, launch, f) for f in found[: model.n_findings]]
         if failed:
-            raise EmulationError(f"{program.name} was given up: {self.findings[-1]}")
+            raise EmulationError(f"{program.name} was aborted: {self.findings[-1]}")
         if self.tracer is not None:
             self.tracer.executed(program, launch, arrays, raw)
 
@@ -189,7 +189,7 @@ class Machine:
         return model
 
     @staticmethod
-    def _finding(program: Program, launch: Launch, found: FoundByCore) -> Finding:
+    def _finding(program: Program, launch: Launch, found: CoreFinding) -> Finding:
         kind, detail = KINDS[found.kind], ""
         if launch.memories:
 
@@ -197,7 +197,7 @@ class Machine:
                 return max(memory.address - found.address, found.address - memory.address - memory.size)
 
             nearest = min(launch.memories, key=distance)
-            # Low addresses are offsets to None, unless Python's heap is there.
+            # Low addresses are offsets from a null pointer, unless a tensor is near.
             is_near = found.address >= 2**32 or distance(nearest) < 2**20
             detail = f" ({found.address - nearest.address:+d} in a tensor of {nearest.size} bytes)" if is_near else ""
         if kind.startswith("race"):
@@ -209,6 +209,6 @@ class Machine:
 
 
 def check_layout(core: ctypes.CDLL) -> None:
-    """Checks that the structures here are as large as the core's."""
-    for which, structure in enumerate((Region, FoundByCore, Model)):
+    """Checks that the structures here have the same sizes as in the core."""
+    for which, structure in enumerate((Region, CoreFinding, Model)):
         assert core.layout(which) == ctypes.sizeof(structure), (structure, core.layout(which), ctypes.sizeof(structure))

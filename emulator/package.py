@@ -1,4 +1,4 @@
-"""tsplat on the emulator: its Triton backend takes CPU tensors as if they were on a GPU."""
+"""tsplat on the emulator: its Triton backend treats CPU tensors as if they were on a GPU."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ VENDORS = {"cuda": "nvidia", "hip": "amd"}
 
 @contextlib.contextmanager
 def tsplat_emulated(target: str = "cuda:80", code: Code | None = None, **options: Any) -> Iterator[Emulator]:
-    """Runs `backend="triton"` on an emulated GPU inside of the block; arguments as for :func:`emulated`."""
+    """Runs `backend="triton"` on an emulated GPU inside of the block. Arguments are those of :func:`emulated`."""
     name, device = VENDORS[target_of(target).backend], device_of(target_of(target))
 
     def triton_is_interpreted() -> bool:
@@ -34,7 +34,7 @@ def tsplat_emulated(target: str = "cuda:80", code: Code | None = None, **options
     def find(number: int) -> gpu_driver.Device:
         return device
 
-    # Functions and no mocks, which are slow: benchmarks measure time on the host.
+    # Plain functions, as mocks are slow and benchmarks measure host time.
     with (
         mock.patch.object(backend, "triton_is_interpreted", triton_is_interpreted),
         mock.patch.dict(backend._chosen, clear=True),

@@ -1,4 +1,4 @@
-"""Tracks the bytes of tensors that were written."""
+"""Tracks which bytes of tensors were written."""
 
 import ctypes
 from typing import Any
@@ -10,11 +10,11 @@ from torch.utils._pytree import tree_leaves
 
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 POISON = 0xFF
-"""Value of every byte that was not written: NaN, and the integer -1."""
+"""Value of every byte that was not written: makes floats NaN, and integers -1."""
 
 
 class Shadow(TorchDispatchMode):
-    """Poisons what `torch.empty` returns and follows which bytes PyTorch and kernels write."""
+    """Fills tensors of `torch.empty` with poison, and tracks which bytes PyTorch and kernels write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class Shadow(TorchDispatchMode):
         return tensor
 
     def of(self, tensor: torch.Tensor) -> np.ndarray | None:
-        """Returns [bytes] uint8 of the tensor's storage, 1 where written; None if all bytes are."""
+        """Returns [bytes] uint8 for the tensor's storage, 1 for written bytes; None if all were written."""
         storage = tensor.untyped_storage()
         return self.at(storage.data_ptr(), storage.nbytes())
 
     def at(self, address: int, size: int) -> np.ndarray | None:
-        """Returns the shadow of bytes at an address, None outside of all storages."""
+        """Returns the same for the storage at an address; None if all were written, or for unknown storages."""
         found = self._written.get(address)
         return found if found is not None and len(found) == size else None
 

@@ -1,8 +1,7 @@
-"""Memory of tensors by address: a driver is given addresses, and what lies behind them is found here."""
+"""Finds tensor storages by address, as a driver only receives addresses."""
 
 import bisect
 import contextlib
-import ctypes
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -13,24 +12,24 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """A tensor's whole storage."""
+    """The whole storage of a tensor."""
 
     address: int
     size: int
     item_bytes: int
     pointees: tuple["Storage", ...] = ()
-    """Storages whose addresses the tensor holds: those of the tensors in its attribute ``pointees``."""
+    """Storages of the tensors in its attribute ``pointees``, whose addresses the tensor contains."""
 
 
 class Storages:
-    """The storages of tensors whose address was asked for, of each address the last."""
+    """The storages of tensors whose address was requested; the newest one for each address."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._found: list[Storage] = []
 
     def note(self, tensor: Tensor) -> None:
-        """Remembers a tensor's storage, in place of any that lay there before."""
+        """Adds a tensor's storage; replaces storages that overlap it."""
         new = _storage(tensor)
         if not new.size:
             return
@@ -41,14 +40,14 @@ class Storages:
         self._starts[first:last], self._found[first:last] = [new.address], [new]
 
     def at(self, address: int) -> Storage | None:
-        """Returns the storage that an address lies in, its end included."""
+        """Returns the storage that contains an address, or that ends at it."""
         index = bisect.bisect_right(self._starts, address) - 1
         found = self._found[index] if index >= 0 else None
         return found if found is not None and address <= found.address + found.size else None
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Notes each tensor whose address is asked for inside of the block, in every thread."""
+        """Adds each tensor whose `data_ptr` is called inside of the block, in every thread."""
         address_of = torch._C.TensorBase.data_ptr
         was_noting = "data_ptr" in torch.Tensor.__dict__
         before = torch.Tensor.data_ptr if was_noting else address_of
@@ -73,8 +72,3 @@ def _storage(tensor: Any) -> Storage:
     storage = tensor.untyped_storage()
     pointees = tuple(_storage(pointee) for pointee in getattr(tensor, "pointees", ()))
     return Storage(storage.data_ptr(), storage.nbytes(), tensor.element_size(), pointees)
-
-
-def copied(storage: Storage) -> bytes:
-    """Returns what a storage holds."""
-    return ctypes.string_at(storage.address, storage.size)

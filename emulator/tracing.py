@@ -1,4 +1,4 @@
-"""Records what the warps of a launch did, for models of time. NVIDIA's machine code only."""
+"""Records the instructions and memory accesses of the warps of a launch, for timing models of NVIDIA's machine code."""
 
 import ctypes
 import dataclasses
@@ -10,34 +10,34 @@ from . import build
 from .program import Launch, Memory, Program
 
 MAX_ROWS = 1 << 16
-"""Instructions of a program whose runs fit into 32 bits."""
+"""Number of instructions of a program from which on runs do not fit into 32 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RawTrace:
-    """Events of the warps of a launch, in order; see core/trace.h."""
+    """Events of the warps of a launch, in the order of execution; see core/trace.h."""
 
     runs: np.ndarray
-    """uint32, consecutive instructions of the program: first << 16 | number."""
+    """uint32, runs of consecutive instructions of the program: first << 16 | number."""
     accesses: np.ndarray
-    """uint32, one header for each memory instruction: sectors | bank passes << 8 | kind << 16 | (lanes - 1) << 20. The
-    kind is 0 without active lanes, 1 for global memory, 2 for shared, 3 for local. Its sectors follow."""
+    """uint32, for each memory instruction a header, sectors | bank passes << 8 | kind << 16 | (lanes - 1) << 20, and
+    then the numbers of its sectors. The kind is 0 without active lanes, 1 for global memory, 2 for shared, 3 for local
+    memory."""
     index: np.ndarray
     """[programs * warps, 4] uint64: first run, number of runs, first word of `accesses`, number of words."""
 
 
 class Tracer(Protocol):
-    """Receives what a machine executes."""
+    """Receives the launches that a machine executes."""
 
     def base(self, memory: Memory) -> int:
-        """Returns where a tensor lies in the address space that sectors are numbered in; a multiple of 32."""
+        """Returns the address of a tensor in the address space of sector numbers; a multiple of 32."""
 
     def traces(self, launch: Launch) -> bool:
-        """Returns whether the launch is to be recorded warp by warp."""
+        """Returns whether to record the launch warp by warp."""
 
     def executed(self, program: Program, launch: Launch, counts: dict[str, np.ndarray], raw: RawTrace | None) -> None:
-        """Receives each launch after it ended, with its counts per instruction, and with what its warps did if it was
-        recorded."""
+        """Receives each launch after it ended, with its counts per instruction, and its trace if it was recorded."""
 
 
 class Recording:
@@ -45,7 +45,7 @@ class Recording:
 
     def __init__(self, program: Program, programs: int, warps: int) -> None:
         if len(program.statements) >= MAX_ROWS:
-            raise NotImplementedError(f"traces of {len(program.statements)} instructions")
+            raise NotImplementedError(f"traces of programs with {len(program.statements)} instructions")
         self.core, self.programs, self.warps = build.nvidia_core(), programs, warps
         self.core.trace_new.restype = ctypes.c_void_p
         self.core.trace_size.restype = ctypes.c_uint64

@@ -18,7 +18,7 @@ import torch
 
 from emulator.driver import Launcher
 from emulator.emulation import Emulator
-from emulator.launch import KernelSource, Made, pointers
+from emulator.launch import KernelSource, LaunchRequest, pointers
 from emulator.library import library
 from emulator.package import tsplat_emulated
 from emulator.storages import Storages
@@ -198,9 +198,9 @@ def _recorded(
     storages: Storages = execute.__self__.storages  # type: ignore[attr-defined]
     left: dict[Any, bytes] = {}  # in each storage, by the launches so far
 
-    def record(source: KernelSource, made: Made) -> None:
-        execute(source, made)
-        for number, address in pointers(source, source.program("sass", None), made).items():
+    def record(source: KernelSource, request: LaunchRequest) -> None:
+        execute(source, request)
+        for number, address in pointers(source, source.program("sass", None), request).items():
             storage = storages.at(address)
             if storage is not None:
                 data = ctypes.string_at(storage.address, storage.size)

@@ -13,7 +13,7 @@ from .program import INSTRUCTION, SECTOR_BYTES, AmdProgram
 
 
 def translate(text: str, descriptor: Descriptor, lanes: int) -> AmdProgram:
-    """Returns the kernel of an assembly file, for waves of 32 or 64 lanes."""
+    """Returns the kernel of an assembly file. `lanes` is the number of lanes per wave, 32 or 64."""
     labels: dict[str, int] = {}
     rows: list[dict[str, Any]] = []
     statements: list[str] = []
@@ -40,7 +40,7 @@ def translate(text: str, descriptor: Descriptor, lanes: int) -> AmdProgram:
                 if len(halves) == 2 and i == 0:
                     row["flags"] |= DUAL
                 rows.append(row)
-                # The two halves of a dual instruction are issued, and counted, as one.
+                # The two halves of a dual instruction are issued and counted as one instruction.
                 statements.append(statement if i == 0 else "")
                 lines.append(line)
     program = AmdProgram(name[1], statements, lines, _array(rows, labels), descriptor)

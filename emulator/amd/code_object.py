@@ -1,6 +1,6 @@
-"""AMD code objects: what a kernel's descriptor says of registers, memory and arguments.
+"""Reads kernel descriptors of AMD code objects: registers, memory and arguments.
 
-LLVM's AMDGPUUsage describes it: the ELF, the 64 bytes of a kernel descriptor, and the metadata note.
+LLVM's AMDGPUUsage describes the format: the ELF file, the 64 bytes of a kernel descriptor, and the metadata note.
 """
 
 import dataclasses
@@ -22,18 +22,18 @@ class Descriptor:
     scratch_bytes: int
     argument_bytes: int
     rsrc2: int
-    """COMPUTE_PGM_RSRC2: number of user registers, which coordinates of the group are given."""
+    """COMPUTE_PGM_RSRC2: number of user registers, and flags of the group coordinates that are passed."""
     properties: int
-    """Bits that choose the values of user registers."""
+    """Flags of the values that user registers contain."""
     preload: int
-    """First and number of arguments that are loaded into registers."""
+    """First argument that is loaded into registers, and number of such arguments."""
     arguments: list[tuple[int, int]]
-    """Offset and size of each."""
+    """Offset and size of each argument."""
     hidden: dict[str, tuple[int, int]]
     """Offset and size of the arguments that the compiler adds, by name."""
 
     def user_registers(self, arguments: bytes, address: int) -> list[int]:
-        """Returns what the first scalar registers hold, for arguments that lie at an address."""
+        """Returns the initial values of the first scalar registers, for arguments at an address."""
         words: list[int] = []
         for bit, values in enumerate(
             ([0] * 4, [0] * 2, [0] * 2, [address & 0xFFFFFFFF, address >> 32], [0] * 2, [0] * 2, [self.scratch_bytes])
@@ -48,7 +48,7 @@ class Descriptor:
 
 
 def load(elf: bytes, name: str) -> Descriptor:
-    """Returns the descriptor of a kernel."""
+    """Returns the descriptor of the kernel `name` in a code object."""
     (machine,) = struct.unpack_from("<H", elf, 18)
     assert elf[:4] == b"\x7fELF" and machine == AMDGPU, "not an AMD code object"
     segments_at, sections_at = struct.unpack_from("<QQ", elf, 32)
@@ -100,7 +100,7 @@ SIZED = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I", 0xDC: ">H", 0xDD: ">I", 0xDE: ">H",
 
 
 def _unpacked(data: bytes, at: int) -> tuple[Any, int]:
-    """Returns a MessagePack value and where it ends."""
+    """Returns a MessagePack value and the index of its end."""
     kind = data[at]
     at += 1
     if kind < 0x80:

@@ -35,11 +35,11 @@ DPP_CONTROLS = {
 
 @dataclasses.dataclass
 class Statement:
-    """An instruction's text, taken apart."""
+    """The parts of an instruction's text."""
 
     text: str
     name: str
-    """RDNA3's, without the suffix of its encoding."""
+    """Name in RDNA3, without the suffix of its encoding."""
     arguments: list[str]
     modifiers: dict[str, str]
     is_dpp: bool
@@ -48,7 +48,7 @@ class Statement:
         return int(self.modifiers.get(name, "0"), 0)
 
     def bits(self, name: str, default: int) -> int:
-        """Returns a list of bits as a number."""
+        """Returns a modifier that is a list of bits, as a number."""
         if name not in self.modifiers:
             return default
         return sum(int(bit) << k for k, bit in enumerate(self.modifiers[name][1:-1].split(",")))
@@ -58,8 +58,8 @@ Row = dict[str, Any]
 
 
 def parse(text: str, dual: bool) -> Row:
-    """Returns the fields of program.INSTRUCTION, of one half of a dual instruction if `dual`."""
-    statement = _taken_apart(text, dual)
+    """Returns the fields of program.INSTRUCTION. If `dual`, `text` is one half of a dual instruction."""
+    statement = _split(text, dual)
     row: Row = {"flags": 0, "immediate": [0, 0, 0, 0], "source": []}
     if "clamp" in statement.modifiers:
         row["flags"] |= CLAMP
@@ -80,7 +80,7 @@ def parse(text: str, dual: bool) -> Row:
     return row
 
 
-def _taken_apart(text: str, dual: bool) -> Statement:
+def _split(text: str, dual: bool) -> Statement:
     mnemonic, rest = (*re.split(r"\s+", text, maxsplit=1), "")[:2]
     name = re.sub(r"_(e32|e64|dpp|e64_dpp|sdwa)$", "", mnemonic)
     name = modern(name.replace("v_dual_", "v_") if dual else name)
@@ -143,12 +143,12 @@ def _vector_compare(statement: Statement, match: re.Match[str], row: Row) -> str
 
 
 def _element(kind: str, bits: int) -> list[int]:
-    """Returns bytes of an element, negative where signed, and how many there are."""
+    """Returns the bytes of an element, negative if it is signed, and the number of elements."""
     return [bits // 8 * (-1 if kind == "i" else 1) if bits < 32 else 4, max(bits // 32, 1)]
 
 
 def _access(statement: Statement, match: re.Match[str], row: Row) -> str:
-    """Loads and stores of global memory, buffers and scratch."""
+    """Parses loads and stores of global memory, buffers and scratch memory."""
     space, access, half, upper, kind, bits = match.groups()
     part = (1 if upper else 2 if access == "load" else 0) if half else 0  # of a register: 1 upper half, 2 lower half
     row["immediate"] = [*_element(kind, int(bits)), statement.number("offset"), part]
@@ -237,7 +237,7 @@ def _plain(statement: Statement, match: re.Match[str], row: Row) -> str:
         name = "v_mov_b32"
     if name.endswith("f32"):
         row["flags"] |= IS_FLOAT
-    # The sign of a part of a register goes with the part.
+    # The SIGNED modifier of a part of a register is handled with the part.
     of_parts = [SIGNED if statement.modifiers.get(f"src{k}_sel", "DWORD") != "DWORD" else 0 for k in range(4)]
     has_modifiers = any(source[1] & ~sign for source, sign in zip(row["source"], of_parts))
     assert not has_modifiers or "f32" in name or "f64" in name or "cndmask" in name, statement.text

@@ -1,4 +1,4 @@
-"""Names of AMD instructions: RDNA3's, which CDNA's are translated to."""
+"""Names of AMD instructions. Names of CDNA are translated to names of RDNA3."""
 
 import functools
 import re
@@ -23,7 +23,7 @@ ATOMICS = {
 
 @functools.cache
 def modern(name: str) -> str:
-    """Returns RDNA3's name of an instruction."""
+    """Returns the RDNA3 name of an instruction."""
     if name in RENAMED:
         return RENAMED[name]
     if match := re.fullmatch(r"((?:global|buffer|scratch)_(?:load|store)|s_load)_(\w+)", name):

@@ -7,14 +7,14 @@ from typing import Literal
 NONE, VECTOR, SCALAR, CONSTANT = range(4)
 NEGATED, ABSOLUTE = 1, 2
 SIGNED = 4
-"""Bit of a part of a register whose value is signed; see :func:`part_of`."""
+"""Modifier of a part of a register whose value is signed; see :func:`part_of`."""
 NAMED = {"vcc": 106, "vcc_lo": 106, "vcc_hi": 107, "null": 124, "m0": 125, "exec": 126, "exec_lo": 126, "exec_hi": 127}
-"""Scalar registers that have names."""
+"""Numbers of the scalar registers that have names."""
 PAIRS = ("vcc", "exec")
 ACCUMULATION = 256
-"""Number of the first accumulation register, behind the vector registers."""
+"""Number of the first accumulation register, after the vector registers."""
 PARTS = {"BYTE_0": 1, "BYTE_1": 2, "BYTE_2": 3, "BYTE_3": 4, "WORD_0": 5, "WORD_1": 6}
-"""Parts of a register that SDWA instructions read, and the halves that RDNA3's of 16 bits read and write."""
+"""Parts of a register that SDWA instructions read, and halves that 16-bit instructions of RDNA3 read and write."""
 ONE_OVER_TWO_PI = 0x3E22F983
 
 Operand = tuple[int, int, int, int, int, int, int]
@@ -53,7 +53,7 @@ def operand(token: str, width: Width = "32") -> Operand:
 
 
 def short(token: str) -> Operand:
-    """Parses a constant of 16 bits, which is extended by its sign."""
+    """Parses a 16-bit constant, which is sign-extended."""
     value = int(token, 0) & 0xFFFF
     return operand(str(value - (value >> 15 << 16)))
 
@@ -77,7 +77,7 @@ def _float(token: str, width: Width) -> tuple[int, int]:
 
 
 def part_of(value: Operand, selection: str) -> Operand:
-    """Returns the operand of which an SDWA instruction reads a byte or a half."""
+    """Returns an operand of an SDWA instruction, which reads only a byte or a half of it."""
     kind, modifiers, count, _, *rest = value
     part = PARTS[selection] + (len(PARTS) if modifiers & SIGNED else 0)
     return (kind, modifiers & ~SIGNED, count, part, *rest)

@@ -1,4 +1,4 @@
-"""A kernel as the AMD core runs it."""
+"""Kernels in the format that the AMD core executes."""
 
 import ctypes
 import dataclasses
@@ -42,7 +42,7 @@ class Gpu(ctypes.Structure):
 
 @dataclasses.dataclass
 class AmdProgram(Program):
-    """Instructions and the kernel's descriptor."""
+    """A parsed AMD kernel: its instructions and its descriptor."""
 
     code: np.ndarray
     descriptor: Descriptor

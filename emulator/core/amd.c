@@ -1,5 +1,6 @@
-// Executes AMD's machine code as far as Triton emits it, after AMD's ISA reference guides, in RDNA3's names. A case of
-// amd_*.inc, or an entry of a table there, is one mnemonic without the suffix of its encoding; build.py finds them.
+// Executes the AMD machine instructions that Triton emits, according to AMD's ISA reference guides, with RDNA3's names.
+// A case in amd_*.inc, or an entry of a table there, is one mnemonic without the suffix of its encoding; build.py
+// collects them.
 #include "amd.h"
 #include "amd_memory.h"
 #include "amd_vector.h"
@@ -10,7 +11,7 @@ static int unknown(Gpu *gpu, int pc, int warp) {
     return FAILED;
 }
 
-// Both halves of a dual instruction read before either writes.
+// Both halves of a dual instruction read their operands before either half writes.
 static int run_dual(Gpu *gpu, Wave *wave, const Instruction *in, Mask exec) {
     u32 first[W], second[W];
     Mask exec2 = exec, mask = 0;

@@ -1,5 +1,5 @@
-// The state of an emulated AMD GPU (RDNA3: 32 lanes per wave; CDNA3: 64) and access to operands.
-// amd/program.py mirrors Operand, Instruction and Gpu; amd/instructions.py the flags.
+// State of an emulated AMD GPU (RDNA3: 32 lanes per wave; CDNA3: 64), and access to operands.
+// amd/program.py mirrors Operand, Instruction and Gpu; amd/instructions.py mirrors the flags.
 #pragma once
 #include "amd_operations.h"
 #include "memory.h"
@@ -10,16 +10,16 @@
 enum { NONE, VECTOR, SCALAR, CONSTANT };  // kinds of operands
 enum { NEGATED = 1, ABSOLUTE = 2 };
 enum { VCC = 106, ZERO = 124, M0 = 125, EXEC = 126, N_SCALAR = 128 };  // scalar registers
-enum { N_VECTOR = 512 };  // vector registers, and accumulation registers behind them
+enum { N_VECTOR = 512 };  // vector registers, then accumulation registers
 enum {
     DUAL = 1,              // the next instruction is the other half of this one
     CLAMP = 2,
     IS_FLOAT = 4,
     DPP = 8,               // reads its first operand from other lanes
-    BOUND_CTRL = 16,       // reads 0 from lanes that there are not
+    BOUND_CTRL = 16,       // reads 0 from invalid lanes
     FETCH_INACTIVE = 32,
-    RETURNS = 64,          // an atomic returns what was there
-    OFFSET_REGISTER = 128  // of a buffer access; for LDS: two addresses
+    RETURNS = 64,          // an atomic returns the old value
+    OFFSET_REGISTER = 128  // a buffer access has an offset register; an LDS access has two addresses
 };
 
 typedef struct {
@@ -48,7 +48,7 @@ typedef struct {
     u32 n_user_registers, rsrc2, scratch_bytes;
 } Gpu;
 
-// --- operands that are read
+// --- source operands
 
 static inline u32 modified(u32 x, u8 modifiers) {
     if (modifiers & ABSOLUTE) x &= 0x7FFFFFFF;
@@ -85,7 +85,7 @@ static void vector_source64(const Wave *wave, const Operand *o, u64 *buffer) {
     if (o->modifiers & NEGATED) LANES buffer[l] ^= 1ull << 63;
 }
 
-// Masks of lanes take one scalar register for 32 lanes, two for 64.
+// A mask of lanes is one scalar register for 32 lanes, two for 64.
 static inline Mask mask_at(const Wave *wave, u32 reg) {
     return W == 64 ? (Mask)(wave->s[reg] | (u64)wave->s[reg + 1] << 32) : wave->s[reg];
 }
@@ -129,7 +129,7 @@ static inline void set_vector(Wave *wave, u32 reg, const u32 *x, Mask exec) {
     }
 }
 
-// Where the result is a half of a register, the other half stays.
+// If the result is a half of a register, the other half does not change.
 static inline void set_result(Wave *wave, const Operand *o, u32 *x, Mask exec) {
     const u32 *old = wave->v[o->reg];
     if (o->part == 5) LANES x[l] = (old[l] & 0xFFFF0000) | (x[l] & 0xFFFF);

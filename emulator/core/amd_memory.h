@@ -1,8 +1,8 @@
-// Addresses of AMD memory instructions, and what they do with data.
+// Addresses of AMD memory instructions, and conversions of their data.
 #pragma once
 #include "amd.h"
 
-// Offset that Triton gives to lanes that are masked out of a buffer access.
+// The offset of lanes that Triton masks out of a buffer access.
 #define MASKED_OUT 0x80000000u
 
 static int is_buffer(const Instruction *in) {
@@ -11,12 +11,12 @@ static int is_buffer(const Instruction *in) {
            in->op != OP_scratch_store && in->imm[3];  // atomics of a buffer are marked
 }
 
-// Where each lane accesses memory; the lanes that do.
+// Computes the address of each lane; returns the lanes that access memory.
 static Mask addresses(Gpu *gpu, Wave *wave, const Instruction *in, int pc, int warp, Mask exec, int size, u64 *address) {
     const Operand *s = in->source;
     const u32 *v = wave->v[s[0].reg];
     Mask ok = exec;
-    if (is_buffer(in)) {  // source 1: the resource, of base and size; hardware drops what lies beyond
+    if (is_buffer(in)) {  // source 1: the resource, with base and size; hardware drops accesses beyond the size
         int atomic = in->op != OP_buffer_load && in->op != OP_buffer_store;
         u64 base = wave->s[s[1].reg] | (u64)(wave->s[s[1].reg + 1] & 0xFFFF) << 32;
         u32 records = wave->s[s[1].reg + 2], offset = scalar(wave, &s[atomic ? 3 : 2]);
@@ -45,7 +45,7 @@ static Mask addresses(Gpu *gpu, Wave *wave, const Instruction *in, int pc, int w
     return ok;
 }
 
-// What a load leaves in a register: sign-extended, or one half of it.
+// Returns the value of a register after a load: sign-extended, or with one half replaced.
 static inline u32 loaded_value(u32 x, int size, int half, u32 old) {
     if (size == -1) x = (u32)(i32)(i8)x;
     if (size == -2) x = (u32)(i32)(i16)x;
@@ -69,7 +69,7 @@ static u32 updated(int op, u32 old, u32 x, u32 y) {
     }
 }
 
-// An element of a matrix in a register. type: 4 f32, 2 f16, -2 bf16.
+// Returns an element of a matrix from a register. type: 4 f32, 2 f16, -2 bf16.
 static inline f32 matrix_element(u32 bits, int type, int upper) {
     if (type == 4) return f32_of(bits);
     u16 half = bits >> 16 * upper;

@@ -1,4 +1,4 @@
-// Arithmetic of AMD GPUs: minimum and maximum, conversions, division in steps, classes, comparisons, DPP.
+// Arithmetic of AMD GPUs: minimum and maximum, conversions, steps of a division, classes, comparisons, DPP.
 #pragma once
 #include "numbers.h"
 
@@ -8,7 +8,7 @@ static inline u32 flush(u32 x) { return (x & 0x7F800000) ? x : x & 0x80000000; }
 static inline int denormal(u32 x) { return !(x & 0x7F800000) && (x & 0x7FFFFF); }
 static inline int exponent(u32 x) { return x >> 23 & 255; }
 
-// The other operand of a NaN; -0 is less than 0.
+// If one operand is NaN, returns the other; -0 is less than 0.
 static inline u32 min_f32(u32 a, u32 b) {
     if (is_nan(a)) return is_nan(b) ? quiet(a) : b;
     if (is_nan(b)) return a;
@@ -117,7 +117,7 @@ static int classify64(u64 x, u32 mask) {
 enum { F32, I32, U32, F64, I64, U64, I16, U16, F16 };  // as TYPES in amd/instructions.py
 enum { C_F, C_LT, C_EQ, C_LE, C_GT, C_LG, C_GE, C_O, C_U, C_NGE, C_NLG, C_NGT, C_NLE, C_NEQ, C_NLT, C_T };
 
-// The condition as an outcome of less, equal, greater and unordered.
+// Evaluates a condition from the results less, equal, greater and unordered.
 static int holds(int condition, int less, int equal, int more) {
     switch (condition) {
         case C_LT: return less;
@@ -170,11 +170,11 @@ static u32 permuted_bytes(u32 a, u32 b, u32 selector) {
     return result;
 }
 
-// Source lane of a DPP control, or -1 outside of the row of 16.
+// Returns the source lane of a DPP control, or -1 if it is outside of the row of 16 lanes.
 static int dpp_lane(int control, int l) {
     int row = l & ~15, i = l & 15, n = control & 15;
     if (control < 0x100) return (l & ~3) | (control >> 2 * (l & 3) & 3);
-    if (control == 0x142) return l < 16 ? -1 : row - 1;  // row_bcast:15, from the last lane of the row before
+    if (control == 0x142) return l < 16 ? -1 : row - 1;  // row_bcast:15, from the last lane of the previous row
     if (control == 0x143) return l < 32 ? -1 : 31;       // row_bcast:31
     if (control == 0x130) return l == W - 1 ? -1 : l + 1;  // wave_shl:1
     if (control == 0x138) return l - 1;                    // wave_shr:1

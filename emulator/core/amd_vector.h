@@ -1,4 +1,4 @@
-// Vector instructions with results of 32 bits.
+// Vector instructions with 32-bit results.
 #pragma once
 #include "amd.h"
 #include "amd_numbers.h"
@@ -10,7 +10,7 @@
 #define B f32_of(b[l])
 #define D f32_of(d[l])
 
-// The result into o, and lanes that carry or have to be scaled into *mask; 0 if it is another instruction.
+// Writes the result to o, and lanes that carry or must be scaled to *mask. Returns 0 for other instructions.
 static int compute(Gpu *gpu, Wave *wave, const Instruction *in, const u32 *a, const u32 *b, const u32 *d, u32 *o,
                    Mask *mask) {
     const u32 *old = wave->v[in->result.reg];
@@ -130,7 +130,7 @@ static int compute(Gpu *gpu, Wave *wave, const Instruction *in, const u32 *a, co
     return 1;
 }
 
-// Takes the first operand from other lanes, and narrows exec to the lanes that have one.
+// Reads the first operand from other lanes, and restricts exec to the lanes that have one.
 static const u32 *dpp_source(const Instruction *in, const u32 *a, u32 *buffer, Mask *exec) {
     Mask on = *exec, out = 0;
     LANES {
@@ -145,7 +145,7 @@ static const u32 *dpp_source(const Instruction *in, const u32 *a, u32 *buffer, M
     return buffer;
 }
 
-// The same with its operands; exec is narrowed to the lanes that are written.
+// Does the same and reads the other operands; restricts exec to the lanes that are written.
 static int compute_vector(Gpu *gpu, Wave *wave, const Instruction *in, u32 *o, Mask *exec, Mask *mask) {
     u32 buffers[4][W];
     const u32 *x[3] = {buffers[0], buffers[1], buffers[2]};

@@ -1,4 +1,4 @@
-// The model of memory: bounds, alignment, bytes never written, races, sectors and bank conflicts.
+// The memory model: bounds, alignment, bytes never written, races, sectors and bank conflicts.
 #pragma once
 #include "model.h"
 
@@ -17,8 +17,9 @@ static Region *find_region(Model *model, u64 low, u64 high) {
 
 // --- races and bytes never written
 //
-// A tag says who accessed memory last: program + 1 in the upper 32 bits, then 24 bits of the number of barriers it had
-// passed, then flags and 5 bits of the warp. Two accesses are ordered if they are a warp's own or a barrier lies between.
+// A tag states who accessed memory last: program + 1 in the upper 32 bits, then 24 bits of the number of barriers that
+// it had passed, then flags, and 5 bits of the warp. Two accesses are ordered if they are by the same warp, or if a
+// barrier is between them.
 
 enum { BY_ATOMIC = 32, SEVERAL_PROGRAMS = 64, SEVERAL_WARPS = 128, FLAGS = 224 };
 
@@ -37,7 +38,7 @@ static void track_race(Model *model, Region *region, int kind, int pc, int warp,
     for (u64 i = offset >> region->granule; i <= (offset + size - 1) >> region->granule; i++) {
         u64 writer = region->writers[i], reader = region->readers[i];
         int both_atomic = kind == ATOMIC && (writer & BY_ATOMIC);
-        // The same bits written again harm nobody: Triton stores what several warps hold several times.
+        // Storing equal bits again is no race: Triton stores values that several warps have several times.
         if (unordered(writer, mine) && !both_atomic && !same_value)
             report(model, kind == READ ? RACE_READ : RACE_WRITES, pc, warp, lane, region->low + offset,
                    (int)(writer >> 32) - 1);
@@ -62,7 +63,7 @@ static inline int all_written(const u8 *written, int size) {
     return 1;
 }
 
-// One lane's access: `bytes` is where it lies in this process, `value` what a store will write.
+// The access of one lane: `bytes` is its address in this process, `value` the value that a store will write.
 static void track(Model *model, Region *region, int kind, int pc, int warp, int lane, u64 address, int size,
                   const u8 *bytes, const u8 *value) {
     u64 offset = address - region->low;
@@ -98,7 +99,7 @@ static void trace_sectors(Model *model, Region *region, int warp, int lanes, con
     }
 }
 
-// Sectors count from the start of a tensor's storage, as GPUs allocate memory in multiples of them.
+// Sectors are counted from the start of a tensor's storage, as GPUs allocate memory in multiples of sectors.
 static void count_sectors(Model *model, Region *region, int pc, int warp, Mask on, const u64 *address, int size) {
     u64 seen[2 * W], origin = region ? region->low : 0;
     int n = 0;
@@ -122,7 +123,7 @@ static void check_poison(Model *model, int pc, int warp, int lane, u64 address, 
     }
 }
 
-// The lanes of an access that are allowed; all checks and counts of it. `value` is what each lane stores, or 0.
+// Checks and counts an access; returns the lanes for which it is valid. `value` has the stored values, or is 0.
 static Mask access_global(Model *model, int pc, int warp, int kind, Mask on, const u64 *address, int size, int align,
                           u8 (*value)[16]) {
     u64 low = ~0ull, high = 0;
@@ -147,7 +148,7 @@ static Mask access_global(Model *model, int pc, int warp, int kind, Mask on, con
     }
     model->requests[pc]++;
     count_sectors(model, region, pc, warp, on, address, size);
-    int same_place = low == high && kind == READ;  // one lane stands for all
+    int same_place = low == high && kind == READ;  // it is enough to check one lane
     EACH_LANE(on, lane) {
         Region *own = region ? region : find_region(model, address[lane], address[lane] + size);
         if (own->readonly && kind != READ) report(model, READ_ONLY, pc, warp, lane, address[lane], 0);
@@ -161,7 +162,7 @@ static Mask access_global(Model *model, int pc, int warp, int kind, Mask on, con
 
 // --- shared memory
 
-// Passes that 32 banks of 4 bytes need, in groups of lanes that move 128 bytes.
+// Returns the number of passes over 32 banks of 4 bytes, in groups of lanes that move 128 bytes.
 static int bank_passes(Mask on, const u64 *address, int size) {
     int lanes = size <= 4 ? 32 : 128 / size, total = 0;
     for (int first = 0; first < W; first += lanes) {
@@ -217,7 +218,7 @@ static void count_distinct(Model *model, int pc, Mask on, const u64 *address) {
     }
 }
 
-// Lanes of one store that write different values to one place.
+// Reports lanes of one store that write different values to one address.
 static void check_lanes(Model *model, int pc, int warp, Mask on, const u64 *address, int size, u8 (*value)[16],
                         u8 *const *bytes) {
     EACH_LANE(on, lane) if (memcmp(bytes[lane], value[lane], size))

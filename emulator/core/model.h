@@ -1,5 +1,5 @@
-// What every emulated GPU has in common: memory regions, findings, counters, and one launch.
-// machine.py mirrors these structures with ctypes; `layout` lets it check the sizes.
+// The common part of all emulated GPUs: memory regions, findings, counters, and one launch.
+// machine.py mirrors these structures with ctypes, and checks their sizes with `layout`.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -37,15 +37,15 @@ typedef u32 Mask;
 #define ALL_LANES ((Mask) ~(Mask)0)
 #define EACH_LANE(m, l) for (Mask k_ = (m), l = 0; k_ && (l = first_lane(k_), 1); k_ &= k_ - 1)
 
-// Value of registers and scratch memory that nobody has written: a NaN, and an unlikely integer.
+// Value of registers and scratch memory that have not been written: a NaN, and an unlikely integer.
 #define POISON 0x7FC0DEADu
 
-// Memory that a launch may access. Tags of who wrote and read cover 1 << granule bytes each.
+// Memory that a launch may access. Each tag of `writers` and `readers` covers 1 << granule bytes.
 typedef struct {
-    u64 low, high, base;     // base: where it begins in the address space of traces
-    u8 *written;           // one byte per byte: whether it was ever written; 0 if all were
-    u64 *writers, *readers;  // see memory.h; 0 if races are not looked for
-    u32 *touched;          // per sector: the last program that accessed it, plus 1
+    u64 low, high, base;     // base: start address in the address space of traces
+    u8 *written;           // for each byte, 1 if it was written; 0 if all were
+    u64 *writers, *readers;  // see memory.h; 0 if races are not checked
+    u32 *touched;          // for each sector, the last program that accessed it, plus 1
     i32 granule, readonly;
 } Region;
 
@@ -57,14 +57,14 @@ typedef struct {
 typedef struct {
     Region *regions, shared;
     u8 *shared_bytes;
-    // Per instruction: how often it was issued, with how many active lanes, and how often lanes parted at it; memory
-    // instructions that moved data, their sectors (bank passes for shared memory), and those that this program
-    // accesses for the first time (passes without bank conflicts); and distinct addresses of atomics.
+    // Per instruction: number of issues, sum of active lanes, number of divergences; for memory instructions number of
+    // accesses with data, sectors (bank passes for shared memory), sectors that a program accesses for the first time
+    // (passes without bank conflicts for shared memory); and distinct addresses of atomics.
     u64 *issued, *lanes, *diverged, *requests, *sectors, *first, *distinct;
     Finding *findings;
-    const u32 *order;  // of programs; 0 for ascending
+    const u32 *order;  // order of programs; 0 for ascending
     Trace *trace;      // 0 if nothing is recorded
-    u64 steps, limit;  // of branches
+    u64 steps, limit;  // number of branches, and its limit
     i32 n_regions, last_region, n_findings, max_findings, sector_shift;
     i32 races, uninitialized, jitter, shuffle_warps;
     i32 n_threads, n_warps, program, epoch;
@@ -100,7 +100,7 @@ static void report(Model *model, int kind, int pc, int warp, int lane, u64 addre
         model->findings[model->n_findings++] = (Finding){kind, pc, model->program, warp, lane, other, address, 1};
 }
 
-// A branch more; 0 if the launch counts as endless.
+// Counts a branch; returns 0 if the limit is reached.
 static inline int step(Model *model, int pc, int warp) {
     if (++model->steps <= model->limit) return 1;
     report(model, ENDLESS, pc, warp, 0, 0, 0);

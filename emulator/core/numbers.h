@@ -1,4 +1,4 @@
-// Numbers as bits, and what all GPUs compute alike.
+// Bits of numbers, and arithmetic that is the same on all GPUs.
 #pragma once
 #include "model.h"
 
@@ -17,7 +17,7 @@ static inline u32 reversed(u32 x) {
     return __builtin_bswap32(x);
 }
 
-// The approximate instructions may be off by one unit in the last place; where asked for, a third of results are.
+// Approximate instructions may be off by one unit in the last place; with jitter, a third of the results are.
 static inline f32 jittered(int seed, f32 x) {
     u32 bits = bits_of(x);
     if (!seed || !(fabsf(x) < INFINITY) || !(bits & 0x7fffff)) return x;

@@ -1,5 +1,5 @@
 // Executes PTX and SASS: one warp of 32 lanes at a time, instruction by instruction. A line of nvidia_*.inc that begins
-// with OP, UNARY, BINARY, TERNARY, COMPARE, SHIFT or PAIR defines an instruction; build.py finds them by that.
+// with OP, UNARY, BINARY, TERNARY, COMPARE, SHIFT or PAIR defines an instruction; build.py collects them.
 #include "nvidia.h"
 #include "nvidia_numbers.h"
 #include "schedule.h"
@@ -8,12 +8,12 @@ static u32 existing(const Gpu *gpu, const Warp *self, int warp) {
     return ~self->exited & existing_lanes(gpu->model, warp);
 }
 
-// Whether group b waits with group a: not all lanes at a barrier need have come to it together.
+// Returns whether group b waits at the same barrier as group a. Lanes may reach a barrier in different groups.
 static int waits_with(const Group *a, const Group *b) {
     return b->awaited && b->barrier == a->barrier && b->pc == a->pc && !(b->lanes & ~a->awaited);
 }
 
-// Lets groups go whose barrier all awaited lanes have reached.
+// Merges and releases groups that wait at a barrier which all awaited lanes have reached.
 static void converge(Warp *self) {
     Group *g = self->groups;
     for (int i = 0; i < self->n; i++) {
@@ -28,9 +28,9 @@ static void converge(Warp *self) {
     }
 }
 
-// Of all groups, the one that is furthest behind runs next. In PTX it is joined by those at the same place: blocks lie
-// in an order in which loops are contiguous, so that lanes meet again as early as they can. Machine code has barriers
-// for that. Returns where the next of the other groups is.
+// Chooses the group with the lowest pc. If `merge` is set (PTX), it merges with all groups at this pc: as loops are
+// contiguous in the order of blocks, lanes reconverge as early as possible. Machine code has convergence barriers for
+// this. Returns the lowest pc of the other groups.
 static int pick(Warp *self, int *pc, u32 *active, int merge) {
     Group *g = self->groups;
     if (*active) g[self->n++] = (Group){*pc, *active};
@@ -55,7 +55,7 @@ static int pick(Warp *self, int *pc, u32 *active, int merge) {
     return merge ? next : INT32_MAX;
 }
 
-// Inside an instruction: `in` is it, `on` are the lanes that execute it, l a lane.
+// Inside of an instruction, `in` is the instruction, `on` are the lanes that execute it, and l is a lane.
 #define PLACE(k, T) ((T *)(R + in->place[k]))
 #define LISTED(k, T) ((T *)(R + list[k]))
 #define NEXT goto next
@@ -159,7 +159,7 @@ static void start(void *engine, int warp) {
     self->exited = ~lanes;
 }
 
-enum { SYNC, COUNT, ALL, ANY };  // what a barrier returns
+enum { SYNC, COUNT, ALL, ANY };  // results of a barrier
 
 static void release(void *engine, int *state) {
     Gpu *gpu = engine;

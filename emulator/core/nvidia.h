@@ -1,19 +1,19 @@
-// The state of an emulated NVIDIA GPU. nvidia/program.py mirrors Instruction and Gpu.
+// State of an emulated NVIDIA GPU. nvidia/program.py mirrors Instruction and Gpu.
 #pragma once
 #include "memory.h"
 #include "numbers.h"
 
-// Places are offsets into a warp's registers: 128 bytes for 32 lanes of 4 bytes, 256 for 8 bytes, and the first 4 of
-// 128 for a predicate, one bit per lane. -1 is none.
+// A place is the offset of an operand in the registers of a warp. An operand has 128 bytes for 32 lanes of 4 bytes, or
+// 256 bytes for 8 bytes per lane. A predicate is in the first 4 of 128 bytes, with one bit per lane. -1 is none.
 typedef struct {
     u16 op;
     u8 guard_negated, count, size, sign, wide, flag;
-    i32 guard, place[6], list;  // list: where in Gpu.lists further places lie
+    i32 guard, place[6], list;  // list: index of further places in Gpu.lists
     i64 immediate;
     i32 target, uniform, space, spare;
 } Instruction;
 
-// Lanes at the same instruction. Where `awaited` is set, they wait for those lanes at a convergence barrier.
+// Lanes at the same instruction. If `awaited` is not 0, they wait for these lanes at a convergence barrier.
 typedef struct {
     i32 pc;
     u32 lanes, awaited;
@@ -21,7 +21,7 @@ typedef struct {
 } Group;
 
 typedef struct {
-    Group groups[70];  // all but the running one
+    Group groups[70];  // all except the running group
     i32 n, waiting_at;
     u32 exited, barriers[16][32];
     u8 *registers;
@@ -42,7 +42,7 @@ typedef struct {
 #define SHARED_BASE (1ull << 60)  // generic addresses of shared memory begin here
 enum { GENERIC, GLOBAL, SHARED, LOCAL };
 
-// Where each lane's data lies in this process; returns the lanes that may access it.
+// Computes the address of each lane's data in this process; returns the lanes that may access it.
 static u32 resolve(Gpu *gpu, int pc, int warp, int space, int kind, u32 on, u64 *address, int size, u8 **bytes,
                    u8 (*value)[16]) {
     Model *model = gpu->model;
@@ -67,7 +67,7 @@ static u32 resolve(Gpu *gpu, int pc, int warp, int space, int kind, u32 on, u64 
     return on;
 }
 
-// Rows of a tf32 matrix in shared memory, as a descriptor of wgmma gives its layout.
+// Returns a row of a tf32 matrix in shared memory, in the layout of a wgmma descriptor.
 static void load_described(Gpu *gpu, int pc, int warp, u64 descriptor, int first_row, int rows, f32 (*to)[8]) {
     Model *model = gpu->model;
     u32 base = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;

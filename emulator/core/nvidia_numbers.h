@@ -4,7 +4,7 @@
 
 static inline f32 flushed(f32 x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 
-// The other operand of a NaN; -0 is less than 0.
+// If one operand is NaN, returns the other; -0 is less than 0.
 #define MINIMUM_MAXIMUM(T)                                                                                         \
     static inline T min_##T(T a, T b) {                                                                            \
         return a != a ? b : b != b ? a : (a < b || (a == b && signbit(a))) ? a : b;                                \
@@ -26,14 +26,14 @@ static inline u32 permuted_bytes(u32 a, u32 b, u32 selector) {
     return result;
 }
 
-// Whether every step of a division by Newton's method stays normal. The hardware's own ranges are not documented;
-// outside of these the slow path, which is right for all operands, is taken.
+// Returns whether all steps of a division by Newton's method have normal numbers. The ranges of the hardware are not
+// documented. Outside of the ranges here, the slow path is taken, which is correct for all operands.
 static inline int divides_quickly(u32 a, u32 b) {
     int above = a >> 23 & 255, below = b >> 23 & 255;
     return above > 26 && above < 253 && below > 1 && below < 253 && above - below > -125 && above - below < 126;
 }
 
-// Any function of three bits, by its table of eight.
+// Evaluates a function of three bits, given by its table of eight results.
 static inline u32 table_of_three(u32 a, u32 b, u32 c, u32 table) {
     u32 result = 0;
     for (int i = 0; i < 8; i++)
@@ -59,11 +59,11 @@ static inline u32 inserted(u32 a, u32 b, u32 start, u32 length) {
     return (b & ~bits) | ((u64)a << (start > 31 ? 31 : start) & bits);
 }
 
-// Types of `cvt`: unsigned of 1, 2, 4, 8 bytes, signed of as many, and floats.
+// Types of `cvt`: unsigned integers of 1, 2, 4, 8 bytes, signed integers of the same sizes, and floats.
 enum { T_U8, T_U16, T_U32, T_U64, T_S8, T_S16, T_S32, T_S64, T_F16 = 10, T_F32, T_F64, T_BF16 };
-enum { NEAREST, TOWARD_ZERO, DOWN, UP, TO_INTEGER };  // TO_INTEGER is added where a float is rounded to one
+enum { NEAREST, TOWARD_ZERO, DOWN, UP, TO_INTEGER };  // TO_INTEGER is added if a float is rounded to an integer
 
-// The sum is held exactly, as sum + rest, to tell on which side of it the nearest float lies.
+// The exact result is sum + rest; the sign of `rest` determines the direction of rounding.
 static f32 fma_rounded(f32 a, f32 b, f32 c, int rounding) {
     f64 product = (f64)a * b, sum = product + c, added = sum - product;
     f64 rest = (product - (sum - added)) + (c - added);
@@ -75,7 +75,7 @@ static f32 fma_rounded(f32 a, f32 b, f32 c, int rounding) {
     return nearest;
 }
 
-// Products of doubles are exact in 113 bits, and so are sums but for what `rest` holds.
+// Products of doubles are exact in 113 bits; `rest` has the rounding error of sums.
 static f64 fma_rounded_f64(f64 a, f64 b, f64 c, int rounding) {
     __float128 product = (__float128)a * b, sum = product + c, added = sum - product;
     __float128 rest = (product - (sum - added)) + (c - added);
@@ -181,7 +181,7 @@ static u32 reduced(int flag, const u32 *values, u32 lanes) {
     return r;
 }
 
-// What an atomic leaves in memory. type: 0 unsigned, 1 signed, 2 float.
+// Returns the new value of memory after an atomic. type: 0 unsigned, 1 signed, 2 float.
 static u64 updated(int flag, int type, int size, u64 old, u64 b, u64 c) {
     i64 signed_old = size == 8 ? (i64)old : (i32)old, signed_b = size == 8 ? (i64)b : (i32)b;
     switch (flag) {
@@ -200,7 +200,7 @@ static u64 updated(int flag, int type, int size, u64 old, u64 b, u64 c) {
     }
 }
 
-// An element of a matrix in a register. type: 0 tf32, 1 f16, 2 bf16.
+// Returns an element of a matrix from a register. type: 0 tf32, 1 f16, 2 bf16.
 static inline f32 element(u32 bits, int type, int upper) {
     if (!type) return f32_of(bits & 0xffffe000u);
     u16 half = bits >> 16 * upper;

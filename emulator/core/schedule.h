@@ -1,11 +1,11 @@
-// Runs the programs of a launch one after the other, and the warps of a program up to the next barrier in turn.
+// Runs the programs of a launch one after the other. The warps of a program run in turn, up to the next barrier.
 #pragma once
 #include "model.h"
 
 typedef struct {
-    void (*start)(void *self, int warp);    // registers of a new program
-    int (*run)(void *self, int warp);       // up to the next barrier; returns the warp's state
-    void (*release)(void *self, int *state);  // all have come to the barrier: they go ahead
+    void (*start)(void *self, int warp);    // initializes a warp of a new program
+    int (*run)(void *self, int warp);       // runs it up to the next barrier; returns its state
+    void (*release)(void *self, int *state);  // releases all warps when they have reached the barrier
 } Engine;
 
 static u32 hash(u32 x) {
@@ -30,7 +30,7 @@ static void start_program(Model *model, u32 program) {
         for (u64 i = 0; i + 4 <= shared->high; i += 4) memcpy(model->shared_bytes + i, &(u32){POISON}, 4);
 }
 
-// Returns 0, or 1 if the launch had to be given up.
+// Returns 0, or 1 if a fault aborted the launch.
 static int run_programs(Model *model, const Engine *engine, void *self) {
     int n = model->n_warps, state[64];
     u64 programs = (u64)model->grid[0] * model->grid[1] * model->grid[2];

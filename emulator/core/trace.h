@@ -1,4 +1,4 @@
-// What each warp of a launch did, in order, for models of time: which instructions, and which memory they accessed.
+// The trace of each warp of a launch for timing models: executed instructions and memory accesses, in order.
 // tracing.py reads it.
 #pragma once
 #include <stdint.h>
@@ -10,13 +10,13 @@ typedef struct {
     uint64_t count, capacity;
 } Growing;
 
-enum { NOTHING, SECTORS, BANKS, PRIVATE };  // what an access needs: see trace_access
+enum { NOTHING, SECTORS, BANKS, PRIVATE };  // kinds of accesses: see trace_access
 
-// Of the running program, one array per warp; and those of all programs before it, one after the other.
+// One array per warp of the running program, and the concatenated arrays of all previous programs.
 typedef struct {
     Growing *runs, *accesses, all_runs, all_accesses;
     uint64_t *index;  // per warp of the launch: first run, number of runs, first word of accesses, number of words
-    uint64_t *head;   // per warp: where the header of its last access is
+    uint64_t *head;   // per warp: index of the header of its last access
     int32_t *first, *next, warps;
 } Trace;
 
@@ -39,7 +39,7 @@ static void end_run(Trace *trace, int warp) {
     trace->first[warp] = -1, trace->next[warp] = -2;
 }
 
-// A warp issues an instruction. Consecutive ones are one run: the first << 16 | their number.
+// Records that a warp issues an instruction. Consecutive instructions are one run: first << 16 | number.
 static inline void trace_issue(Trace *trace, int warp, int pc) {
     if (pc != trace->next[warp]) {
         end_run(trace, warp);
@@ -48,13 +48,13 @@ static inline void trace_issue(Trace *trace, int warp, int pc) {
     trace->next[warp] = pc + 1;
 }
 
-// The instruction that a warp issued last is left out: a barrier that it does not reach.
+// Removes the last instruction of a warp: a barrier that it does not reach.
 static inline void trace_retract(Trace *trace, int warp) {
     if (--trace->next[warp] == trace->first[warp]) trace->first[warp] = -1, trace->next[warp] = -2;
 }
 
-// A memory instruction begins. Its header becomes sectors | passes over the banks << 8 | what << 16 | (lanes - 1) << 20
-// when lanes access memory; the sectors follow.
+// Records the start of a memory instruction. When lanes access memory, its header becomes
+// sectors | bank passes << 8 | kind << 16 | (lanes - 1) << 20, followed by the sectors.
 static inline void trace_begin(Trace *trace, int warp) {
     trace->head[warp] = trace->accesses[warp].count;
     append(&trace->accesses[warp], NOTHING);
@@ -97,7 +97,7 @@ uint64_t trace_size(const Trace *trace, int of_accesses) {
     return of_accesses ? trace->all_accesses.count : trace->all_runs.count;
 }
 
-// Copies what was recorded.
+// Copies the trace.
 void trace_copy(const Trace *trace, uint32_t *runs, uint32_t *accesses, uint64_t *index, uint64_t programs) {
     if (trace->all_runs.count) memcpy(runs, trace->all_runs.values, trace->all_runs.count * sizeof *runs);
     if (trace->all_accesses.count)

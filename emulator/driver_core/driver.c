@@ -1,7 +1,8 @@
-// libcuda and libamdhip64 of the emulated GPUs: the functions that load and launch kernels, with the drivers' own
-// structures, numbers and rules. Python finds a kernel by its binary, and executes launches.
+// libcuda and libamdhip64 of the emulated GPUs: the functions that load and launch kernels. Python finds a kernel by its
+// binary, and executes launches.
 //
-// Numbers and structures are those of cuda.h and hip_runtime_api.h; library.py mirrors those that Python sees.
+// Structures, constants and rules are those of cuda.h and hip_runtime_api.h. library.py mirrors the structures that are
+// passed to Python.
 #include <elf.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_IMAGE = 200,
        INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801 };
 
 typedef struct {
-  int32_t number;  // of Python
+  int32_t number;  // index in Python's list of kernels
   int32_t n_parameters, static_shared, max_threads, registers, scratch;
   uint32_t offset[MAX_PARAMETERS], size[MAX_PARAMETERS];
 } Kernel;
@@ -27,10 +28,10 @@ typedef struct {
   uint8_t arguments[8 * MAX_PARAMETERS];
 } Launch;
 
-// What a launch leaves in memory when it is answered from a recording in place of being executed.
+// A recorded result of a launch, which is written to memory instead of executing the launch.
 typedef struct {
   uint64_t launch;     // number of the launch
-  uint32_t parameter;  // of the address
+  uint32_t parameter;  // the parameter that contains the address
   uint32_t unused;
   int64_t distance;  // from that address to the bytes
   uint64_t size;
@@ -57,7 +58,7 @@ static int is_silent;
 static const Answer *answers;
 static uint64_t n_answers, next_answer, next_launch;
 
-// From now on, launches only do what was recorded, in turn; without answers, nothing.
+// Makes launches write recorded results in order, or do nothing without any, instead of being executed.
 API void emulator_answer(const Answer *given, uint64_t count) {
   is_silent = 1, answers = given, n_answers = count, next_answer = next_launch = 0;
 }
@@ -73,7 +74,7 @@ static void answer(const Kernel *kernel, void **parameters) {
   next_launch++;
 }
 
-// --- what both drivers do
+// --- common to both drivers
 
 typedef struct {
   uint64_t size;
@@ -82,7 +83,7 @@ typedef struct {
 
 typedef struct {
   Kernel kernel;
-  uint32_t dynamic_shared;  // bytes that a launch may ask for
+  uint32_t dynamic_shared;  // maximum size in bytes of the dynamic shared memory of a launch
   int32_t widest_cluster;
 } Function;
 

@@ -1,4 +1,7 @@
-"""Collects instructions of the NVIDIA core while text is translated."""
+"""Collects instructions of the NVIDIA core during translation.
+
+A place is the offset of an operand in the registers of a warp; see core/nvidia.h.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +15,16 @@ from .program import INSTRUCTION
 
 
 class Emitter:
-    """Rows of the instruction array, whose places are not final yet."""
+    """Collects rows of the instruction array. Their places and jump targets become final in :meth:`assemble`."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.lists: list[int] = []
         self.guard: tuple[int, int] = (-1, 0)
-        """Place of the predicate that guards the current instruction, and whether it is negated."""
+        """Place of the predicate that guards the current instruction (-1: none), and whether it is negated."""
 
     def row(self, op: str, *places: int, **fields: Any) -> None:
-        """Adds an instruction of core/nvidia_*.inc at its operands; `target` of other fields is resolved by
-        `jump_target`."""
+        """Adds an instruction of core/nvidia_*.inc with the places of its operands and other fields."""
         number = build.nvidia_operations().get(op)
         if number is None:
             raise UnsupportedInstructionError(op)
@@ -30,17 +32,17 @@ class Emitter:
         self.rows.append(row | {"guard_negated": self.guard[1]} | fields)
 
     def listed(self, *places: int) -> int:
-        """Adds further places; returns the `list` field."""
+        """Stores places of an instruction with more than six; returns the value of its field `list`."""
         at = len(self.lists)
         self.lists += places
         return at
 
     def final_place(self, place: int) -> int:
-        """Returns the offset into a warp's registers."""
+        """Returns the final offset in the registers of a warp."""
         raise NotImplementedError
 
     def jump_target(self, target: Any) -> int:
-        """Returns the row that a `target` stands for."""
+        """Returns the index of the row to which a `target` refers."""
         raise NotImplementedError
 
     def assemble(self) -> np.ndarray:

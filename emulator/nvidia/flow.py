@@ -1,12 +1,12 @@
-"""Order of basic blocks in which lanes that part meet again as early as they can."""
+"""Orders basic blocks such that diverged lanes reconverge as early as possible."""
 
 from collections.abc import Iterator
 
 
 def loops_together(successors: list[list[int]], count: int) -> list[int]:
-    """Returns a weak topological order (Bourdoncle, 1993) of the blocks that can be reached from block 0.
+    """Returns a weak topological order (Bourdoncle, 1993) of the blocks that are reachable from block 0.
 
-    Loops are contiguous and lead from their heads to their ends, so that lanes that are ahead wait for those behind.
+    Loops are contiguous and start at their heads, so that lanes that are ahead wait for lanes that are behind.
     The successor `count` stands for the end of the program.
     """
     order: list[int] = []
@@ -16,7 +16,7 @@ def loops_together(successors: list[list[int]], count: int) -> list[int]:
             if len(part) == 1:
                 order.append(part[0])
                 continue
-            first = part[0]  # the block that is entered first is the head of the loop
+            first = part[0]  # the head of the loop is the block that is entered first
             order.append(first)
             rest = set(part) - {first}
             starts = [s for s in successors[first] if s in rest]

@@ -1,4 +1,4 @@
-"""A kernel as the NVIDIA core runs it, from PTX or SASS."""
+"""Kernels from PTX or SASS in the format that the NVIDIA core executes."""
 
 import ctypes
 import dataclasses
@@ -23,13 +23,13 @@ SPECIAL_NAMES = (
     "lanemask_eq lanemask_lt lanemask_le lanemask_gt lanemask_ge smid nwarpid clock"
 )
 SPECIAL = {name: number for number, name in enumerate(SPECIAL_NAMES.split())}
-"""Special registers, by number in nvidia_control.inc."""
+"""Special registers -> numbers in nvidia_control.inc."""
 SPACES = {"generic": 0, "global": 1, "const": 1, "shared": 2, "local": 3, "param": 4}
 WIDE_ADDRESS = 256
-"""Added to a space where addresses have 8 bytes."""
+"""Flag that is added to a space if addresses have 8 bytes."""
 LANES = 32
 SLOT = 4 * LANES
-"""Bytes that a 32-bit register takes."""
+"""Bytes of a 32-bit register of all lanes."""
 
 
 class Gpu(ctypes.Structure):
@@ -50,26 +50,26 @@ class Gpu(ctypes.Structure):
 
 @dataclasses.dataclass
 class NvidiaProgram(Program):
-    """Instructions, and what a warp's registers hold before the first."""
+    """A parsed kernel: its instructions, and the initial registers of a warp."""
 
     code: np.ndarray
     lists: np.ndarray
-    """Places of instructions that have more than six."""
+    """Places of the operands of instructions with more than six; see core/nvidia.h."""
     register_bytes: int
     constants: bytes
-    """The first bytes of the registers, which hold immediate operands."""
+    """The first bytes of the registers, which contain immediate operands."""
     local_bytes: int
     bank: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """Constants of SASS in the bank of arguments: offset in `constants`, offset in the bank."""
     bank_arguments: int = 0
-    """Offset of the arguments in that bank."""
+    """Offset of the arguments in this bank."""
     bank_stack: int = 0
-    """Offset of the top of the stack in that bank."""
+    """Offset of the top of the stack in this bank."""
     is_machine_code: bool = False
     addresses: list[int] = dataclasses.field(default_factory=list)
-    """Addresses of the instructions of SASS."""
+    """Addresses of SASS instructions."""
     cubin: bytes = b""
-    """Binary of SASS, which has the source lines."""
+    """Binary of SASS code, which contains the source lines."""
 
     def source_lines(self) -> list[str]:
         if self.cubin and not any(self.lines):

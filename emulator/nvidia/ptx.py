@@ -17,11 +17,11 @@ from .ptx_text import BYTES, operands
 from .ptx_warps import Warps
 
 ERRORS = (UnsupportedInstructionError, KeyError, ValueError, IndexError, AttributeError, TypeError, StopIteration)
-"""Errors that a statement of an unknown form raises somewhere."""
+"""Errors that the translation of an unsupported statement may raise."""
 
 
 def translate(source: str, name: str) -> NvidiaProgram:
-    """Returns a kernel of a PTX module."""
+    """Returns the kernel `name` of a PTX module."""
     return _Translator(source, name).finish()
 
 
@@ -101,7 +101,7 @@ class _Translator(Arithmetic, MemoryAccess, Warps):
         return self.labels[target]
 
     def finish(self) -> NvidiaProgram:
-        code, statements, lines = self._laid_out(self.assemble())
+        code, statements, lines = self._reorder_blocks(self.assemble())
         constant_bytes = self.slot_bytes["constant"]
         constants = bytearray(constant_bytes)
         for at, width, value in self.constant_values:
@@ -117,8 +117,8 @@ class _Translator(Arithmetic, MemoryAccess, Warps):
         program.parameters, program.static_shared_bytes = self.parameters, self.space_bytes["shared"]
         return program
 
-    def _laid_out(self, code: np.ndarray) -> tuple[np.ndarray, list[str], list[str]]:
-        """Puts basic blocks into the order in which parted lanes wait for each other."""
+    def _reorder_blocks(self, code: np.ndarray) -> tuple[np.ndarray, list[str], list[str]]:
+        """Sorts basic blocks such that diverged lanes reconverge early; returns code, statements and source lines."""
         n = len(code)
         jumps, returns = build.nvidia_operations()["bra"], build.nvidia_operations()["ret"]
         leaders = {0}
@@ -150,7 +150,7 @@ class _Translator(Arithmetic, MemoryAccess, Warps):
             lines += self.lines[starts[b] : ends[b]]
             last = parts[-1][-1]
             falls = not (last["op"] in (jumps, returns) and last["guard"] < 0) and b + 1 < count
-            if falls and following_block != b + 1:  # a jump that is not counted stands for the lost fall-through
+            if falls and following_block != b + 1:  # a jump that is not counted replaces the fall-through
                 jump = np.zeros(1, INSTRUCTION)
                 jump["op"], jump["guard"], jump["target"] = jumps, -1, starts[b + 1]
                 parts.append(jump)

@@ -20,7 +20,7 @@ PLAIN_CONVERSIONS = {
     ("u32", "u64"): "narrow", ("s32", "u64"): "narrow", ("u32", "s64"): "narrow", ("s32", "s64"): "narrow",
     ("u16", "u64"): "narrow_16", ("s16", "u64"): "narrow_16", ("u16", "s64"): "narrow_16", ("s16", "s64"): "narrow_16",
 }  # fmt: skip
-"""Conversions by the types of destination and source."""
+"""Types of destination and source of a conversion -> name of its instruction."""
 
 
 def _float_suffix(modifiers: list[str]) -> str:
@@ -34,7 +34,7 @@ def _signed(kind: str) -> str:
 
 
 class Arithmetic(Operands):
-    """Translates arithmetic: has a method per opcode, and `do_plain` for those of a regular form."""
+    """Translates arithmetic instructions: has a method per opcode, and `do_plain` for opcodes with regular operands."""
 
     def do_plain(self, modifiers: list[str], values: list[str]) -> None:
         base, kind = modifiers[0], modifiers[-1]
@@ -77,8 +77,8 @@ class Arithmetic(Operands):
     do_mad = do_mul
 
     def _half(self, modifiers: list[str], values: list[str]) -> None:
-        """Translates abs and neg; add, sub and fma in fp32 (sm_100 and later) with operands in half precision but for
-        the last."""
+        """Translates instructions with half-precision operands: abs and neg; and add, sub and fma in fp32 (sm_100 and
+        later), whose last operand is fp32."""
         base, accumulator, kind = modifiers[0], modifiers[-2], modifiers[-1]
         if base in ("abs", "neg"):
             signs = 0x80008000 if kind.endswith("x2") else 0x8000
@@ -130,7 +130,7 @@ class Arithmetic(Operands):
         to, source = modifiers[-2:]
         places = self.use(values[0], BYTES[to]), self.use(values[1], BYTES[source])
         from_wide, to_wide = self.is_wide(values[1]), self.is_wide(values[0])
-        # A register may be wider than the type that is read from it or written to it.
+        # A register may be wider than the type of the value that is read or written.
         natural = values[1] not in self.types or (from_wide, to_wide) == (BYTES[source] == 8, BYTES[to] == 8)
         if natural and len(modifiers) == 3 and (to, source) in PLAIN_CONVERSIONS:
             self.row(PLAIN_CONVERSIONS[to, source], *places)

@@ -17,7 +17,7 @@ def _space(modifiers: list[str]) -> int:
 
 
 class MemoryAccess(Operands):
-    """Translates accesses to memory: has a method per opcode."""
+    """Translates memory accesses: has a method per opcode."""
 
     def _access(self, modifiers: list[str], registers: str, address: str) -> dict[str, Any]:
         count = int(next((x[1] for x in modifiers if re.fullmatch(r"v[248]", x)), 1))
@@ -68,7 +68,7 @@ class MemoryAccess(Operands):
 
     def do_cp(self, modifiers: list[str], values: list[str]) -> None:
         if {"commit_group", "wait_group", "wait_all"} & set(modifiers):
-            self.row("nop")  # copies are finished at once
+            self.row("nop")  # copies complete at once
             return
         (to, offset, wide), (source, source_offset, _) = self.address(values[0]), self.address(values[1])
         if offset or source_offset:
@@ -99,7 +99,7 @@ class MemoryAccess(Operands):
 
     def do_wgmma(self, modifiers: list[str], values: list[str]) -> None:
         if modifiers[1] != "mma_async":
-            self.row("nop")  # products are finished at once
+            self.row("nop")  # products complete at once
             return
         shape = next(re.fullmatch(r"m64n(\d+)k8", x) for x in modifiers if x.startswith("m64"))
         if shape is None or modifiers[-1] != "tf32":

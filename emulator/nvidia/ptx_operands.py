@@ -1,4 +1,4 @@
-"""Operands of PTX instructions: where registers, immediate values and addresses lie."""
+"""Operands of PTX instructions: places of registers, immediate values and addresses."""
 
 import re
 from typing import Any
@@ -10,24 +10,24 @@ from .ptx_text import BYTES
 
 
 class Operands(Emitter):
-    """Gives each register and each immediate value a place."""
+    """Assigns a place to each register and each immediate value."""
 
     REGISTERS = 1 << 28
-    """Added to places of registers until the size of the constants before them is known."""
+    """Offset added to places of registers until the size of the constants before them is known."""
 
     def __init__(self) -> None:
         super().__init__()
         self.types: dict[str, str] = {}
         """Types of registers, by name."""
         self.symbols: dict[str, int] = {}
-        """Addresses of variables in shared or local memory."""
+        """Addresses of variables in shared or local memory, by name."""
         self.space_bytes = {"shared": 0, "local": 0}
         self.parameters: list[tuple[int, int]] = []
         self.parameter_at: dict[str, int] = {}
         self.slots: dict[Any, int] = {}
         self.slot_bytes = {"constant": 0, "register": 0}
         self.constant_values: list[tuple[int, int, int]] = []
-        """Offset, width and value."""
+        """Place, width in bytes (0 for a predicate) and value of each immediate value."""
 
     def _slot(self, kind: str, key: Any, width: int) -> int:
         if key not in self.slots:
@@ -38,11 +38,11 @@ class Operands(Emitter):
         return self.slots[key]
 
     def constant(self, value: int, width: int) -> int:
-        """Returns the place of an immediate value; width 0 is a predicate."""
+        """Returns the place of an immediate value. `width` is in bytes, 0 for a predicate."""
         return self._slot("constant", (width, value), width)
 
     def use(self, text: str, width: int) -> int:
-        """Returns the place of an operand; `width` in bytes is that of an immediate one, 0 for a predicate."""
+        """Returns the place of an operand. `width`, in bytes or 0 for a predicate, is used for immediate values."""
         if text in self.types:
             return self._slot("register", text, BYTES[self.types[text]]) + self.REGISTERS
         if text == "_":
@@ -58,7 +58,7 @@ class Operands(Emitter):
         return text in self.types and BYTES[self.types[text]] == 8
 
     def address(self, text: str) -> tuple[int, int, int]:
-        """Returns place (or -1), offset, and `WIDE_ADDRESS` if it has 8 bytes."""
+        """Returns the place of a base register (-1: none), an offset, and `WIDE_ADDRESS` if the address has 8 bytes."""
         match = re.fullmatch(r"([%\w$]+)\s*(?:\+\s*(-?\w+))?", text.strip()[1:-1].strip())
         assert match, text
         offset = int(match[2], 0) if match[2] else 0

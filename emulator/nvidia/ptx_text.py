@@ -1,4 +1,4 @@
-"""PTX as text: kernels, statements, operands, numbers."""
+"""Splits PTX text into kernels, statements, operands and numbers."""
 
 import re
 import struct
@@ -7,11 +7,11 @@ from emulator.program import UnsupportedInstructionError, kernel_line
 
 BYTES = {f"{kind}{bits}": bits // 8 for bits in (8, 16, 32, 64) for kind in "bsuf"}
 BYTES |= {"bf16": 2, "pred": 0, "f16x2": 4, "f32x2": 8, "b128": 16}
-"""Size of each type."""
+"""Size of each type in bytes; 0 for a predicate."""
 
 
 def entry(source: str, name: str) -> tuple[str, str, str]:
-    """Returns what stands before a kernel, its parameters, and its body."""
+    """Returns the text before a kernel, its parameters, and its body."""
     source = re.sub(r"/\*.*?\*/", "", source, flags=re.S)
     head = re.search(rf"\.entry\s+{re.escape(name)}\s*\((.*?)\)([^{{]*)\{{", source, flags=re.S)
     if head is None:
@@ -28,7 +28,7 @@ def entry(source: str, name: str) -> tuple[str, str, str]:
 
 
 def statements(body: str) -> list[tuple[str, str]]:
-    """Returns (statement, source line) in order; labels end in a colon."""
+    """Returns the statements of a body with their source lines. Labels end in a colon."""
     found: list[tuple[str, str]] = []
     line_of_source, current = "", ""
     for line in body.split("\n"):
@@ -54,7 +54,7 @@ def statements(body: str) -> list[tuple[str, str]]:
 
 
 def operands(text: str) -> list[str]:
-    """Splits at commas outside of brackets."""
+    """Splits text at commas outside of brackets."""
     found, depth, start = [], 0, 0
     for i, char in enumerate(text):
         depth += (char in "{[(") - (char in "}])")

@@ -1,10 +1,10 @@
-"""PTX instructions that synchronize and exchange values, and those without an effect here."""
+"""PTX instructions that synchronize lanes or exchange values between them, and instructions without an effect."""
 
 from .ptx_operands import Operands
 
 
 class Warps(Operands):
-    """Translates instructions of whole warps: has a method per opcode."""
+    """Translates warp-level instructions: has a method per opcode."""
 
     def do_ret(self, modifiers: list[str], values: list[str]) -> None:
         self.row("ret")

@@ -18,17 +18,20 @@ IDLE = {
     "NOP", "YIELD", "DEPBAR", "LDGDEPBAR", "MEMBAR", "ERRBAR", "CCTL", "BMOV", "NANOSLEEP", "WARPSYNC.ALL", "ACQBULK",
     "FENCE", "WARPGROUP", "ENDCOLLECTIVE", "CGAERRBAR",
 }  # fmt: skip
-"""Instructions without an effect where everything takes effect at once."""
+"""Instructions without an effect on the emulator, as all others take effect at once."""
 BANK_ARGUMENTS = {80: 0x160, 86: 0x160, 89: 0x160, 90: 0x210}
-"""Offset of the arguments in the bank of constants, by compute capability."""
+"""Compute capability -> offset of the arguments in the constant bank."""
 BANK_STACK = 0x28
 RESERVED_SHARED_BYTES = 1024
-"""Bytes of shared memory that the system reserves before a kernel's own, from sm_90 on."""
+"""Bytes of shared memory that the system reserves before the kernel's shared memory, from sm_90 on."""
 STACK_BYTES = 4096
 
 
 def translate(text: str, name: str, capability: int, compiler_constants: bytes = b"") -> NvidiaProgram:
-    """Returns a function of a listing for a compute capability such as 80; arguments have the same layout as in PTX."""
+    """Returns the function `name` of a listing. `capability` is a compute capability such as 80.
+
+    Arguments have the same layout as in PTX.
+    """
     if capability not in BANK_ARGUMENTS:
         raise UnsupportedInstructionError(f"machine code of sm_{capability}")
     program = _Translator(text, name, compiler_constants).finish(BANK_ARGUMENTS[capability])

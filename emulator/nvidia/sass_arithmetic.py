@@ -35,7 +35,7 @@ def _integer_type(modifiers: list[str]) -> int:
 
 
 class Arithmetic(Operands):
-    """Translates arithmetic: has a method per opcode, with a U before those of the uniform datapath."""
+    """Translates arithmetic instructions: has a method per opcode, also for opcodes of the uniform datapath (U...)."""
 
     # --- moves
 
@@ -77,7 +77,7 @@ class Arithmetic(Operands):
         self.emit("prmt_32", self.write(values[0]), self.read(values[1]), self.read(values[3]), self.read(values[2]))
 
     def _predicates(self) -> int:
-        """Returns the list of all predicates."""
+        """Returns the field `list` with the places of all predicates."""
         first = self.UNIFORM_PREDICATES if self.is_uniform else self.PREDICATES
         return self.listed(*(self.place(first + i) for i in range(7)))
 
@@ -253,7 +253,7 @@ class Arithmetic(Operands):
         self.emit("selp_32", self.write(values[0]), *places)
 
     def comparison(self, modifiers: list[str], values: list[str], kind: str) -> dict[str, Any]:
-        """Returns the fields of a `setp` instruction; kind "i" is an integer, "f" a float, "d" a double."""
+        """Returns the fields of a `setp` instruction. `kind` is "i" for integers, "f" for floats, "d" for doubles."""
         relation = modifiers[1]
         unordered = kind != "i" and (relation in ("NAN", "T") or (relation[-1] == "U" and relation[:-1] in RELATIONS))
         flag = 0 if relation == "NAN" else RELATIONS[relation if relation in RELATIONS else relation[:-1]]
@@ -307,7 +307,7 @@ class Arithmetic(Operands):
     def do_fchk(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("fchk", self.predicate_out(values[0]), self.read(values[1], "f"), self.read(values[2], "f"))
 
-    # --- half precision: what ptxas makes of moves and of conversions to fp32
+    # --- half precision: only the forms into which ptxas translates moves and conversions to fp32
 
     def do_hfma2(self, modifiers: list[str], values: list[str]) -> None:
         target, *factors, last = values

@@ -16,11 +16,11 @@ WIDTHS = {
     "32": (4, 1, 0), "64": (4, 2, 0), "128": (4, 4, 0), "U8": (1, 1, 0), "S8": (1, 1, 1), "U16": (2, 1, 0),
     "S16": (2, 1, 1),
 }  # fmt: skip
-"""Bytes of an element, elements, whether they are signed."""
+"""Width modifier -> bytes of an element, number of elements, whether they are signed."""
 
 
 class Control(Operands):
-    """Translates accesses to memory, branches and barriers: has a method per opcode."""
+    """Translates memory accesses, branches and barriers: has a method per opcode."""
 
     # --- memory
 
@@ -81,7 +81,7 @@ class Control(Operands):
         columns, in_registers = int(shape[1]), not values[1].startswith("gdesc")
         described = re.fullmatch(r"gdesc\[UR(\d+)\]", values[2 if in_registers else 1])
         assert described is not None, values
-        first = int(described[1])  # of two pairs: the descriptor of a, which may be absent, and that of b
+        first = int(described[1])  # first of two register pairs: the descriptors of a (may be absent) and of b
         descriptor_a = -1 if in_registers else self.pair(f"UR{first}")
         descriptor_b = self.pair(f"UR{first + 2}")
         added = values[3 if in_registers else 2]
@@ -137,11 +137,11 @@ class Control(Operands):
             return
         if len(values) > 1 and self.is_predicate(values[0]):
             self.guard = (self._both(self.guard, *self.predicate(values[0])), 0)
-        # BRA.U jumps with all active lanes or with none.
+        # With BRA.U, either all active lanes jump or none.
         self.emit("bra", target=target, flag=int("U" in modifiers))
 
     def _both(self, guard: tuple[int, int], place: int, negated: int) -> int:
-        """Returns the place of a predicate and the guard that the current instruction has already."""
+        """Returns the place of the conjunction of a predicate and the guard of the current instruction."""
         self.guard = (-1, 0)
         first = self.temporary()
         self.help("pred", first, place, -1, flag=1 if negated else 0)

@@ -1,4 +1,4 @@
-"""SASS instructions for fp64: values are pairs of registers."""
+"""SASS instructions for fp64, whose values are pairs of registers."""
 
 import struct
 
@@ -8,7 +8,7 @@ from .sass_arithmetic import ROUNDING, Arithmetic
 
 
 class Doubles(Arithmetic):
-    """Translates arithmetic in fp64: has a method per opcode."""
+    """Translates fp64 arithmetic: has a method per opcode."""
 
     def _double(self, name: str, modifiers: list[str], target: str, operands: list[str]) -> None:
         out, places = self.temporary(2), [self.double(x) for x in operands]
@@ -36,7 +36,7 @@ class Doubles(Arithmetic):
         self.emit("setp", **self.comparison(modifiers, values, "d"))
 
     def _which(self, largest: bool, values: list[str]) -> None:
-        """Sets one predicate if the first operand is the minimum or maximum, the other if both are NaN."""
+        """Sets a predicate if the first operand is the minimum (or maximum), and another one if both are NaN."""
         if values[4] != "PT":
             raise UnsupportedInstructionError(values[4])
         outs = [self.predicate_out(x) for x in values[:2]]

@@ -14,23 +14,23 @@ FLOATS = {"+INF": 0x7F800000, "-INF": 0xFF800000, "+QNAN": 0x7FFFFFFF, "-QNAN": 
 
 
 class Operands(Emitter):
-    """Gives registers fixed places, behind constants, and temporaries places behind those.
+    """Assigns places: first to constants, then fixed places to registers, then to temporaries.
 
-    One machine instruction becomes one counted instruction of the core and, for negated operands, pairs of registers
-    and the like, helpers before and after it that are not counted.
+    A machine instruction becomes one counted instruction of the core. Helpers before and after it, which are not
+    counted, handle negated operands, register pairs and similar cases.
     """
 
     BASE = 1 << 28
-    """Added to places of registers until the number of constants before them is known."""
+    """Offset added to places of registers until the number of constants before them is known."""
     REGISTERS, UNIFORM, PREDICATES, UNIFORM_PREDICATES, HIDDEN, TEMPORARIES = 0, 256, 320, 328, 336, 344
     BANK_ARGUMENTS = 0x160
 
     def __init__(self, compiler_constants: bytes = b"") -> None:
         super().__init__()
         self.compiler_constants = compiler_constants
-        """Bank 2."""
+        """Contents of constant bank 2."""
         self.constants: dict[tuple[str, int], int] = {}
-        """Offset of each constant, by ("value", bits) or ("bank", offset)."""
+        """Index of each constant; keys are ("value", bits) or ("bank", offset)."""
         self.statements: list[str] = []
         self.statement = ""
         self.is_uniform = False
@@ -59,7 +59,7 @@ class Operands(Emitter):
         return SLOT * self.constants.setdefault(("value", bits & ALL_LANES), len(self.constants))
 
     def bank(self, offset: int) -> int:
-        """Returns the place of a value in the bank of kernel arguments."""
+        """Returns the place of a value in the constant bank of kernel arguments."""
         return SLOT * self.constants.setdefault(("bank", offset), len(self.constants))
 
     def temporary(self, slots: int = 1) -> int:
@@ -87,7 +87,7 @@ class Operands(Emitter):
 
     @staticmethod
     def number(text: str, kind: str) -> int:
-        """Returns the bits of an immediate operand; kind "f" is a float."""
+        """Returns the bits of an immediate operand. `kind` is "f" for a float, "i" for an integer."""
         if kind == "f" and text in FLOATS:
             return FLOATS[text]
         if kind == "f" and not re.fullmatch(r"-?0x[0-9a-f]+", text):
@@ -95,7 +95,7 @@ class Operands(Emitter):
         return int(text, 0) & ALL_LANES
 
     def read(self, text: str, kind: str = "i") -> int:
-        """Returns where to read an operand of 32 bits; helpers apply its modifiers."""
+        """Returns the place of a 32-bit operand; helpers apply its modifiers."""
         text = text.replace(".reuse", "").strip()
         found = self.plain(text)
         if found is not None:
@@ -112,18 +112,18 @@ class Operands(Emitter):
         return inner
 
     def read_high(self, text: str) -> int:
-        """Returns where the upper half of a pair is."""
+        """Returns the place of the upper half of a pair of registers."""
         found = self.plain(text.replace(".reuse", "").strip(), 1)
         return self.value(0) if found is None else found
 
     def pair(self, text: str) -> int:
-        """Returns the place of a pair of registers as one value of 64 bits."""
+        """Returns the place of a 64-bit value; helpers gather it from a pair of registers."""
         place = self.temporary(2)
         self.help("pack_64", place, self.read(text), self.read_high(text))
         return place
 
     def double(self, text: str) -> int:
-        """Returns the place of an operand of 64 bits; helpers gather it and apply its modifiers."""
+        """Returns the place of an fp64 operand; helpers gather it from a pair of registers and apply its modifiers."""
         match = re.fullmatch(r"(-?)(\|?)((?:UR|R|c\[)[^|]*)\|?", text.replace(".reuse", "").strip())
         if match is None:
             low, high = struct.unpack("<II", struct.pack("<d", float(text)))
@@ -145,7 +145,7 @@ class Operands(Emitter):
         return found
 
     def predicate(self, text: str) -> tuple[int, int]:
-        """Returns the place of a predicate that is read, and -1 where it is negated, otherwise 0."""
+        """Returns the place of a predicate operand, and -1 if it is negated, otherwise 0."""
         negated, text = (-1, text[1:]) if text.startswith("!") else (0, text)
         if text in ("PT", "UPT"):
             return self.value(ALL_LANES), negated
@@ -161,7 +161,7 @@ class Operands(Emitter):
         return re.fullmatch(r"!?U?P(\d|T)", text) is not None
 
     def split(self, values: list[str], most: int) -> tuple[str, list[str], list[str]]:
-        """Returns the destination, up to `most` predicates written after it, and the rest."""
+        """Returns the destination, up to `most` predicates that follow it, and the other operands."""
         rest = values[1:]
         count = 0
         while count < most and count < len(rest) and self.is_predicate(rest[count]):
@@ -169,7 +169,7 @@ class Operands(Emitter):
         return values[0], rest[:count], rest[count:]
 
     def address(self, text: str) -> tuple[int, int, int]:
-        """Returns a place, an offset, and `WIDE_ADDRESS` if the place has 8 bytes."""
+        """Returns the place of a base address, an offset, and `WIDE_ADDRESS` if the address has 8 bytes."""
         text = re.sub(r"^desc\[\w+\]", "", text.strip())
         offset, base, wide = 0, -1, 0
         for part in text[1:-1].replace("+-", "+ -").split("+"):

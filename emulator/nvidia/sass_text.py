@@ -1,4 +1,4 @@
-"""SASS as text: what cuobjdump and nvdisasm of Triton's wheel print of a cubin."""
+"""Disassembles cubins with cuobjdump and nvdisasm of Triton's wheel, and parses their output."""
 
 import hashlib
 import os
@@ -16,12 +16,12 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 def listing(cubin: bytes) -> str:
-    """Returns the disassembly of all functions."""
+    """Returns the disassembly of all functions of a cubin."""
     return _run(["cuobjdump", "-sass"], cubin)
 
 
 def function(text: str, name: str) -> list[tuple[int, str]]:
-    """Returns address and text of each instruction of a function of a listing."""
+    """Returns address and text of each instruction of the function `name` in a listing."""
     parts = re.split(r"Function : (\S+)", text)
     for found, body in zip(parts[1::2], parts[2::2]):
         if found == name:
@@ -31,10 +31,10 @@ def function(text: str, name: str) -> list[tuple[int, str]]:
 
 
 def control_words(text: str, name: str) -> list[int]:
-    """Returns the compiler's control bits of each instruction of a function of a listing, in order.
+    """Returns the compiler's control bits of each instruction of the function `name` in a listing.
 
-    From the lowest bit on: stall cycles (4), yield (1), scoreboard of the result (3) and of the operands (3),
-    scoreboards to wait for (6). Scoreboard 7 is none.
+    Fields from the lowest bit on, with their number of bits: stall cycles (4), yield (1), scoreboard of the result (3),
+    scoreboard of the operands (3), scoreboards to wait for (6). Scoreboard 7 means none.
     """
     body = text.partition(f"Function : {name}\n")[2].partition("Function : ")[0]
     words = re.findall(r"/\*[0-9a-f]{4,6}\*/\s+.*?;\s+/\* 0x[0-9a-f]{16} \*/\s+/\* (0x[0-9a-f]{16}) \*/", body)
@@ -42,13 +42,13 @@ def control_words(text: str, name: str) -> list[int]:
 
 
 def compiler_constants(cubin: bytes, name: str) -> bytes:
-    """Returns the constants that the compiler placed in bank 2 for a function."""
+    """Returns the contents of constant bank 2 for a function."""
     section = _run(["nvdisasm"], cubin).partition(f"\n.nv.constant2.{name}:\n")[2].partition("\n//---")[0]
     return bytes(int(byte, 16) for byte in re.findall(r"\b0x([0-9a-f]{2})\b", section))
 
 
 def registers(cubin: bytes, name: str) -> int:
-    """Returns the number of registers of a thread."""
+    """Returns the number of registers per thread of a function."""
     usage = _run(["cuobjdump", "-res-usage"], cubin)
     match = re.search(rf"Function {re.escape(name)}:\s+REG:(\d+)", usage)
     assert match, usage
@@ -56,7 +56,7 @@ def registers(cubin: bytes, name: str) -> int:
 
 
 def source_lines(cubin: bytes, name: str) -> dict[int, str]:
-    """Returns the source line of each address of a function, where the cubin tells it."""
+    """Returns address -> source line of the instructions of a function, as far as the cubin contains them."""
     section = _run(["nvdisasm", "-g", "-c"], cubin).partition(f".text.{name}:")[2]
     lines: dict[int, str] = {}
     current = ""
@@ -69,7 +69,7 @@ def source_lines(cubin: bytes, name: str) -> dict[int, str]:
 
 
 def _run(command: list[str], cubin: bytes) -> str:
-    """Returns what a tool prints of a cubin; kept on disk, as the tools take seconds."""
+    """Returns the output of a tool for a cubin. It is cached on disk, as the tools take seconds."""
     key = hashlib.sha256(cubin + repr((command, triton.__version__)).encode()).hexdigest()[:24]
     kept = build.cache_folder() / f"{command[0]}-{key}.txt"
     if not kept.exists():

@@ -1,1 +1,1 @@
-"""A timing model that predicts how long a GPU takes for what the emulator executed."""
+"""A timing model, which predicts the time that a GPU takes for the launches that the emulator executed."""

@@ -1,8 +1,8 @@
-"""Predicts how long a launch takes on a GPU, from what its warps did; see core/model.c.
+"""Predicts the time that a launch takes on a GPU, from the trace of its warps; see core/model.c.
 
 Sources of the parameters: the A100 configuration of Accel-Sim (pipes, clocks, L2 slices, memory channels); Luo et al.
 2024 and Abdelkhalik et al. 2022 (latencies); NVIDIA's programming guide (throughputs). Parameters marked as assumed are
-guesses. Traces come from code for sm_80: an H100 that runs code made for itself is not modeled.
+guesses. Traces are of code for sm_80: an H100 that runs code for sm_90 is not modeled.
 """
 
 import ctypes
@@ -20,17 +20,20 @@ from .trace import INSTRUCTION, Trace
 CAUSES = (
     "issue", "pipe", "fixed latency", "global memory", "short latency", "barrier", "start", "no warp", "tail",
 )  # fmt: skip
-"""Causes of a sub-core's cycles: issuing; waiting for a busy pipe, for a fixed latency, for global memory, for shared
-memory or a shuffle or a special function, at a barrier, for the start of a program; no warp; and after its last one."""
+"""What a sub-core does in a cycle: it issues; waits for a busy pipe, a fixed latency, global memory, a short latency
+(shared memory, shuffles, special functions), a barrier, or the start of a program; has no warp; or has finished."""
 SHARED_SIZES = (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)
-"""KiB of shared memory that an SM can be set to; the rest is L1."""
+"""Sizes of shared memory that an SM can be configured for, in KiB; the rest is L1."""
 KIB = 1024
 SUBS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU: by default an A100. Times are cycles of the SM clock, those that end in 64 are in 1/64 cycles."""
+    """Parameters of a GPU, by default of an A100.
+
+    Times are cycles of the SM clock; parameters whose names end in 64 are in 1/64 cycles.
+    """
 
     sms: int = 108
     max_warps: int = 64
@@ -38,10 +41,10 @@ class Gpu:
     registers: int = 65_536
     shared_bytes: int = 164 * KIB
     l1_bytes: int = 192 * KIB
-    """Shared memory included."""
+    """Size of L1 and shared memory together."""
     clock_mhz: int = 1410
     fma_interval: int = 2
-    """Intervals are cycles between two warp instructions of a sub-core on one pipe."""
+    """Intervals are the cycles between two warp instructions of a sub-core on one pipe."""
     alu_interval: int = 2
     xu_interval: int = 8
     mio_interval: int = 4
@@ -59,57 +62,57 @@ class Gpu:
     lat_barrier: int = 18
     """Assumed."""
     lat_branch: int = 4
-    """Assumed; of a branch that is taken, beyond the compiler's stall."""
+    """Assumed; latency of a branch that is taken, in addition to the compiler's stall."""
     xu_queue: int = 2
-    """Assumed; instructions that wait for the unit."""
+    """Assumed; number of instructions that can wait for the XU pipe."""
     mio_queue: int = 24
-    """Assumed; cycles of work that wait for the load-store unit."""
+    """Assumed; cycles of work that can wait for the load-store unit."""
     scheduler: int = 0
-    """0: the warp that issued last, then the oldest; 1: in turn; 2: the warp that issued last, then the youngest."""
+    """0: the warp that issued last, then the oldest; 1: round robin; 2: that which issued last, then the youngest."""
     launch_rate64: int = 64
-    """Assumed; between the starts of two programs on the GPU."""
+    """Assumed; time between the starts of two programs on the GPU."""
     launch_sm: int = 8
-    """Assumed; between the starts of two programs on an SM."""
+    """Assumed; time between the starts of two programs on an SM."""
     lat_launch: int = 150
     """Assumed."""
     slices: int = 80
     slice64: int = 32
-    """Time of a slice of L2, per sector."""
+    """Time that an L2 slice takes per sector."""
     atomic64: int = 64
-    """Assumed; of a slice of L2, per sector updated by atomics."""
+    """Assumed; time that an L2 slice takes per sector updated by atomics."""
     same_sector64: int = 128
-    """Assumed; between two atomics on a sector."""
+    """Assumed; time between two atomics on a sector."""
     channels: int = 40
     dram64: int = 82
-    """Time of a channel of memory, per sector: 1,400 of 1,555 GB/s, as copies reach."""
+    """Time that a memory channel takes per sector: 1,400 of 1,555 GB/s, which copies reach."""
     response64: int = 32
-    """Time of an SM, per sector that L2 answers."""
+    """Time that an SM takes per sector that L2 returns."""
     request64: int = 64
-    """Time of an SM, per sector that it writes; half of it for a sector that it asks for."""
+    """Time that an SM takes per sector that it writes; a requested sector takes half of it."""
     l2_kb: int = 40 * KIB
     l2_warm: int = 1
-    """1 if L2 holds what the launch accesses when it begins."""
+    """1 if L2 initially contains the memory that the launch accesses."""
     slice_queue: int = 64
-    """Assumed; cycles that a slice of L2 may be behind before it holds up SMs."""
+    """Assumed; cycles of work that can wait for an L2 slice before it stalls SMs."""
     request_queue: int = 128
-    """Assumed; cycles that requests of an SM may wait before they hold up its load-store unit."""
+    """Assumed; cycles that requests of an SM can wait before they stall its load-store unit."""
     shared_extra: int = 1024
-    """Bytes of shared memory that the system takes per program."""
+    """Bytes of shared memory that the system reserves per program."""
     stall_percent: int = 100
-    """Scales the compiler's stall cycles."""
+    """Scale of the compiler's stall cycles, in percent."""
     l1_tag64: int = 64
-    """Time of L1, per line that an instruction accesses."""
+    """Time that L1 takes per line that an instruction accesses."""
     all_hit_l1: int = 0
     """1 if every load hits L1."""
     fma_every_cycle: int = 0
-    """1 if stalls of two cycles after instructions of the FMA pipe, made for 16 lanes, count as one."""
+    """1 if stalls of two cycles after FMA instructions, which are for 16 lanes, count as one cycle."""
 
-    def but(self, **changes: int) -> "Gpu":
+    def replace(self, **changes: int) -> "Gpu":
         return dataclasses.replace(self, **changes)
 
     def scaled(self, percent: int, *names: str) -> "Gpu":
-        """Returns a GPU with some parameters scaled."""
-        return self.but(**{name: max(1, round(getattr(self, name) * percent / 100)) for name in names})
+        """Returns a GPU with the parameters `names` scaled."""
+        return self.replace(**{name: max(1, round(getattr(self, name) * percent / 100)) for name in names})
 
 
 A100 = Gpu()
@@ -117,24 +120,24 @@ H100 = Gpu(
     sms=132, shared_bytes=227 * KIB, l1_bytes=256 * KIB, clock_mhz=1755, fma_interval=1, lat_l1=38, lat_shared=29,
     lat_l2=263, lat_dram=479, slices=96, channels=40, dram64=47, l2_kb=50 * KIB,
 )  # fmt: skip
-"""132 SMs at 1,755 MHz, 32 fp32 lanes per sub-core, 3.35 TB/s. It runs code made for 16 lanes."""
+"""132 SMs at 1,755 MHz, 32 fp32 lanes per sub-core, 3.35 TB/s. It runs code that was compiled for 16 lanes."""
 GPUS = {"a100": A100, "h100": H100}
 
 VARIATIONS: dict[str, Callable[[Gpu], Gpu]] = {
     "memory latency -30 %": lambda gpu: gpu.scaled(70, "lat_l1", "lat_l2", "lat_dram"),
     "memory latency +30 %": lambda gpu: gpu.scaled(130, "lat_l1", "lat_l2", "lat_dram"),
-    "warps in turn": lambda gpu: gpu.but(scheduler=1),
-    "youngest warp first": lambda gpu: gpu.but(scheduler=2),
+    "warps in turn": lambda gpu: gpu.replace(scheduler=1),
+    "youngest warp first": lambda gpu: gpu.replace(scheduler=2),
     "shared, shuffle, special -30 %": lambda gpu: gpu.scaled(70, "lat_shared", "lat_shuffle", "lat_xu"),
     "shared, shuffle, special +30 %": lambda gpu: gpu.scaled(130, "lat_shared", "lat_shuffle", "lat_xu"),
-    "fixed latencies +30 %": lambda gpu: gpu.but(stall_percent=130),
-    "atomics four times as slow": lambda gpu: gpu.but(atomic64=256, same_sector64=512),
-    "load-store interval 2": lambda gpu: gpu.but(mio_interval=2),
-    "barrier +100 %, branch +8": lambda gpu: gpu.but(lat_barrier=36, lat_branch=12),
-    "cold L2": lambda gpu: gpu.but(l2_warm=0),
-    "all loads hit L1": lambda gpu: gpu.but(all_hit_l1=1),
+    "fixed latencies +30 %": lambda gpu: gpu.replace(stall_percent=130),
+    "atomics four times as slow": lambda gpu: gpu.replace(atomic64=256, same_sector64=512),
+    "load-store interval 2": lambda gpu: gpu.replace(mio_interval=2),
+    "barrier +100 %, branch +8": lambda gpu: gpu.replace(lat_barrier=36, lat_branch=12),
+    "cold L2": lambda gpu: gpu.replace(l2_warm=0),
+    "all loads hit L1": lambda gpu: gpu.replace(all_hit_l1=1),
 }
-"""Other values of the parameters that are known least."""
+"""Variations of the least certain parameters."""
 
 
 class Work(ctypes.Structure):
@@ -171,11 +174,11 @@ class Prediction:
     predicted_us: float
     instructions: int
     causes: dict[str, float]
-    """Shares of all cycles of all sub-cores, by `CAUSES`."""
+    """Share of each of `CAUSES` in the cycles of all sub-cores."""
     last_causes: dict[str, float]
-    """Causes of the cycles of the sub-core that issued last, without its tail."""
+    """The same for the sub-core that issued last, without its tail."""
     median_us: float
-    """Time at which half of the sub-cores were done."""
+    """Time after which half of the sub-cores had finished."""
     programs_per_sm: int
     l1_sectors: int
     l1_hits: int
@@ -188,16 +191,20 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Occupancy:
-    """Programs that fit on an SM at once, and their resources."""
+    """Number of programs that fit on an SM at the same time, and their resources."""
 
     programs_per_sm: int
     warps_per_sub: int
     l1_bytes: int
-    """Bytes of L1 that shared memory leaves."""
+    """Size of L1 without shared memory."""
 
 
 def occupancy(gpu: Gpu, trace: Trace) -> Occupancy:
-    """Returns how much of a launch an SM runs at once, as limited by registers, shared memory, warps and programs."""
+    """Returns the occupancy of a launch, as limited by registers, shared memory, warps and programs.
+
+    Raises:
+        ValueError: A program does not fit on an SM.
+    """
     registers_per_warp = -(-trace.registers * 32 // 256) * 256
     warps_per_sub = min(gpu.registers // SUBS // registers_per_warp, gpu.max_warps // SUBS)
     programs = min(warps_per_sub * SUBS // trace.warps, gpu.max_programs)
@@ -220,7 +227,7 @@ def _core() -> ctypes.CDLL:
 
 
 def predict(gpu: Gpu, trace: Trace) -> Prediction:
-    """Models one launch."""
+    """Predicts the time of one launch."""
     fits = occupancy(gpu, trace)
     parameters = np.array(dataclasses.astuple(gpu), np.int32)
     arrays = (trace.table, trace.rows, trace.raw.runs, trace.raw.accesses, trace.raw.index)

@@ -1,4 +1,4 @@
-"""Executes a launch on the emulator, and traces NVIDIA's machine code for the timing model."""
+"""Records launches of the emulator, with traces of NVIDIA's machine code for the timing model."""
 
 import collections
 import dataclasses
@@ -47,13 +47,13 @@ _CLASS_OF = {opcode: which for which, opcodes in _OPCODES.items() for opcode in 
 
 
 def classify(statement: str) -> tuple[str, str]:
-    """Returns the pipe and the kind of a machine instruction."""
+    """Returns the pipe and the kind of a machine instruction, in `PIPES` and `KINDS`."""
     opcode = re.sub(r"^@!?U?P\w+\s+", "", statement).split(" ")[0].split(".")[0]
     return _CLASS_OF.get(opcode) or ("uniform" if opcode.startswith("U") else "none", "alu")
 
 
 def instruction_table(statements: list[str], control: list[int]) -> np.ndarray:
-    """Returns [n] `INSTRUCTION` of machine instructions and the compiler's control bits."""
+    """Returns [n] `INSTRUCTION`. `control` has the compiler's control bits of each instruction."""
     table = np.zeros(len(statements), INSTRUCTION)
     for row, text, bits in zip(table, statements, control, strict=True):
         pipe, kind = classify(text)
@@ -67,12 +67,12 @@ def instruction_table(statements: list[str], control: list[int]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Trace of a launch for the timing model."""
+    """The trace of a launch for the timing model."""
 
     table: np.ndarray
-    """[n] `INSTRUCTION`, of the machine instructions."""
+    """[n] `INSTRUCTION`, the machine instructions."""
     rows: np.ndarray
-    """int32, of each instruction of the emulator its machine instruction, or -1 for a helper."""
+    """int32, for each instruction of the emulator the index of its machine instruction, or -1 for a helper."""
     registers: int
     shared_bytes: int
     programs: int
@@ -83,22 +83,22 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class Executed:
-    """A launch: its kernel, what it cost, and its trace if it was recorded."""
+    """An executed launch: its kernel, its counters, and its trace if it was recorded."""
 
     kernel: str
     phase: str
-    """Phase of the program: "forward" or "backward"."""
+    """Phase in which it was launched: "forward" or "backward"."""
     counts: collections.Counter[str]
     """See :meth:`emulator.counters.Counts.summary`."""
     registers: int | None = None
-    """Registers of a thread. None, as `stall_cycles`, if what was executed is not NVIDIA's machine code."""
+    """Registers per thread. This and `stall_cycles` are None unless NVIDIA's machine code was executed."""
     stall_cycles: int | None = None
-    """Sum over all warp instructions of the cycles that the compiler makes the warp wait before its next one."""
+    """Sum over all warp instructions of the cycles that the warp must wait before its next instruction."""
     trace: Trace | None = None
 
 
 class Recorder:
-    """A machine's `tracer`, which keeps what wanted launches did, warp by warp for the timing model if `traced`."""
+    """A tracer of a machine: collects the launches for which `wanted` is true, with their traces if `traced`."""
 
     def __init__(self, wanted: Callable[[Launch], bool], *, traced: bool = True) -> None:
         self.wanted, self.traced = wanted, traced
@@ -108,7 +108,7 @@ class Recorder:
         self._top = 0
 
     def base(self, memory: Memory) -> int:
-        """Returns where a tensor lies, apart from all others and aligned to 512 bytes, as allocators on GPUs do."""
+        """Returns the address of a tensor. Tensors do not overlap and are aligned to 512 bytes, as on GPUs."""
         base, size = self._bases.get(memory.address, (0, 0))
         if size < memory.size:
             base = self._top
@@ -139,7 +139,7 @@ class Recorder:
 
 
 def machine_code(program: NvidiaProgram) -> tuple[np.ndarray, np.ndarray]:
-    """Returns, of each instruction of the emulator, its machine instruction or -1 for a helper; and their table."""
+    """Returns the `rows` and the `table` of a trace; see :class:`Trace`."""
     statements = [statement for statement in program.statements if statement]
     control = sass_text.control_words(sass_text.listing(program.cubin), program.name)
     is_machine_instruction = np.array([bool(statement) for statement in program.statements])

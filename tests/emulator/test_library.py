@@ -102,7 +102,7 @@ def test_launches_fail_while_nothing_is_emulated(cuda):
     assert cuda.cuLaunchKernelEx(config, function, parameters, None) == 719
     text = ctypes.c_char_p()
     assert cuda.cuGetErrorString(719, ctypes.byref(text)) == 0
-    assert b"emulated GPU that is gone" in text.value
+    assert b"emulated GPU that no longer exists" in text.value
 
 
 def test_launches_can_be_answered_from_a_recording():
@@ -131,4 +131,4 @@ def test_what_was_built_before_needs_no_gcc(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
     assert build.missing() is None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert build.missing() == "needs gcc, or what gcc has built before"
+    assert build.missing() == "needs gcc, or libraries that gcc has built before"

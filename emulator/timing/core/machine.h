@@ -13,16 +13,16 @@ typedef int64_t i64;
 
 enum { SUBS = 4, SLOTS = 16, SCOREBOARDS = 6, HISTORY = 8, L1_WAYS = 4, L2_WAYS = 16 };
 #define NEVER (1ll << 60)
-#define QUANTUM 32  // an SM advances so many cycles before the next one does, far fewer than L2 takes to answer
+#define QUANTUM 32  // cycles that an SM advances before the next one does; much less than the latency of L2
 
 enum {
     ALU, LOAD, STORE, ATOMIC, SHARED_LOAD, SHARED_STORE, SHUFFLE, MUFU, BARRIER, EXIT, BRANCH, DEPBAR, SPECIAL,
     LOCAL_LOAD, LOCAL_STORE, REDUCTION
 };  // classes of instructions, KINDS in trace.py
 enum { FMA_PIPE, ALU_PIPE, XU_PIPE, MIO_PIPE, UNIFORM_PIPE, BRANCH_PIPE, TENSOR_PIPE, NO_PIPE, PIPES };
-enum { NOTHING, SECTORS, BANKS, PRIVATE };  // what a memory access needs; see the emulator's trace.h
-enum { ISSUE, PIPE, FIXED, MEMORY, SHORT, AT_BARRIER, START, EMPTY, TAIL, CAUSES };  // what a sub-core's cycles went to
-enum { OLDEST, IN_TURN, YOUNGEST };  // which warp issues, where the last one cannot
+enum { NOTHING, SECTORS, BANKS, PRIVATE };  // kinds of memory accesses; see the emulator's trace.h
+enum { ISSUE, PIPE, FIXED, MEMORY, SHORT, AT_BARRIER, START, EMPTY, TAIL, CAUSES };  // see CAUSES in model.py
+enum { OLDEST, IN_TURN, YOUNGEST };  // see `scheduler` in model.py
 
 typedef struct {
     i32 sms, max_warps, max_programs, registers, shared_bytes, l1_bytes, clock_mhz;
@@ -33,13 +33,13 @@ typedef struct {
     i32 l2_kb, l2_warm, slice_queue, request_queue, shared_extra, stall_percent, l1_tag64, all_hit_l1, fma_every_cycle;
 } Parameters;
 
-// A machine instruction: its pipe and class, and the compiler's control bits. `left`: scoreboard << 4 | number of
-// operations that a DEPBAR leaves.
+// A machine instruction: its pipe and class, and the compiler's control bits. `left` of a DEPBAR: scoreboard << 4 |
+// number of operations that may remain.
 typedef struct {
     u8 pipe, slots, kind, stall, write, read, wait, left;
 } Instruction;
 
-// A launch: its trace, and what of it fits on an SM.
+// A launch: its trace, and its occupancy.
 typedef struct {
     const Instruction *code;
     const i32 *rows;  // the machine instruction of each row of the trace, or -1
@@ -50,8 +50,8 @@ typedef struct {
 
 typedef struct {
     i64 cycles, instructions, l1_sectors, l1_hits, l2_sectors, dram_bytes, atomics, stores, loads, load_latency;
-    i64 causes[CAUSES], last_causes[CAUSES];  // of all sub-cores; of the one that was done last
-    i64 unread;  // words of the trace's accesses that no instruction asked for: 0, or the trace is wrong
+    i64 causes[CAUSES], last_causes[CAUSES];  // of all sub-cores; of the one that issued last
+    i64 unread;  // words of the trace's accesses that no instruction has read: not 0 if the trace is wrong
 } Result;
 
 typedef struct {

@@ -2,7 +2,7 @@
 #pragma once
 #include "machine.h"
 
-// The line's place in L2, or that of the line it replaces.
+// Returns the line in L2, or the line that it replaces.
 static L2Line *l2_find(Gpu *gpu, u32 line, int *hit) {
     L2Line *set = gpu->l2 + (u64)(hash(line) % gpu->l2_sets) * L2_WAYS, *victim = set;
     for (int i = 0; i < L2_WAYS; i++) {
@@ -21,7 +21,7 @@ static void l2_replace(Gpu *gpu, L2Line *victim, u32 line) {
     *victim = (L2Line){.tag = line, .used = ++gpu->l2_clock};
 }
 
-// Puts all that a launch touches into L2, in the order of the grid.
+// Loads all memory that a launch accesses into L2, in the order of the grid.
 static void warm_l2(Gpu *gpu) {
     for (i64 i = 0; i < gpu->work.programs * gpu->work.warps; i++) {
         const u32 *word = gpu->work.accesses + gpu->work.index[4 * i + 2], *end = word + gpu->work.index[4 * i + 3];
@@ -37,7 +37,7 @@ static void warm_l2(Gpu *gpu) {
     }
 }
 
-// A sector that leaves an SM for L2 at a time. Returns when the answer is back, both in 1/64 cycles.
+// Requests a sector from L2. Returns the time of the response; times are in 1/64 cycles.
 static i64 l2_sector(Gpu *gpu, Sm *sm, u32 sector, i64 left64, int kind) {
     const Parameters *p = &gpu->p;
     u32 line = sector >> 2, slice = hash(line * 2654435761u + 12345) % p->slices;
@@ -50,8 +50,8 @@ static i64 l2_sector(Gpu *gpu, Sm *sm, u32 sector, i64 left64, int kind) {
         raise_to(&start, *same);
         *same = start + p->same_sector64;
     }
-    // Queues are counted from the beginning of the quantum: within it SMs run one after the other, and none waits for
-    // what another did later.
+    // Queues are measured from the start of the quantum: SMs run one after the other within it, and must not wait for
+    // later work of another SM.
     i64 base = gpu->quantum * 64 + there, service = later(base, gpu->slice_free64[slice]);
     gpu->slice_free64[slice] = service + (is_atomic(kind) ? p->atomic64 : p->slice64);
     raise_to(&start, service);
@@ -74,13 +74,13 @@ static i64 l2_sector(Gpu *gpu, Sm *sm, u32 sector, i64 left64, int kind) {
         }
     }
     if (kind != LOAD) found->dirty |= bit;
-    // A slice that is far behind holds up the SM.
+    // A slice with a long queue stalls the SM.
     i64 behind = service - arrival - (i64)p->slice_queue * 64;
     if (behind > 0) raise_to(&sm->request64, left64 + behind);
     return done + back;
 }
 
-// The line's place in L1, or that of the line it replaces.
+// Returns the line in L1, or the line that it replaces.
 static L1Line *l1_find(Sm *sm, u32 line, int *hit) {
     L1Line *set = sm->l1 + (u64)(hash(line) % sm->sets) * L1_WAYS, *victim = set;
     for (int i = 0; i < L1_WAYS; i++) {
@@ -94,13 +94,13 @@ static L1Line *l1_find(Sm *sm, u32 line, int *hit) {
     return victim;
 }
 
-// Requests that wait for the network hold up the load-store unit.
+// Stalls the load-store unit while requests wait for the network.
 static void hold_up(Gpu *gpu, Sm *sm, i64 start64) {
     i64 lag = sm->request64 - start64 - (i64)gpu->p.request_queue * 64;
     if (lag > 0) raise_to(&sm->lsu64, start64 + lag);
 }
 
-// Returns when a sector that is stored, or updated by an atomic, is back, in cycles; 0 if nobody waits for it.
+// Stores a sector, or updates it by an atomic. Returns the cycle of the response, or 0 if nothing waits for it.
 static i64 write_sector(Gpu *gpu, Sm *sm, int kind, u32 sector, i64 t, i64 start64) {
     int hit;
     L1Line *line = l1_find(sm, sector >> 2, &hit);
@@ -115,7 +115,7 @@ static i64 write_sector(Gpu *gpu, Sm *sm, int kind, u32 sector, i64 t, i64 start
     return kind == ATOMIC ? back >> 6 : 0;
 }
 
-// Returns when a sector that is loaded is there, in cycles; 0 if L1 has it.
+// Loads a sector. Returns the cycle of its arrival, or 0 if L1 has it.
 static i64 read_sector(Gpu *gpu, Sm *sm, u32 sector, i64 t, i64 start64) {
     const Parameters *p = &gpu->p;
     int hit, k = sector & 3;
@@ -134,14 +134,14 @@ static i64 read_sector(Gpu *gpu, Sm *sm, u32 sector, i64 t, i64 start64) {
     i64 request = later(start64, sm->request64), soonest = request + (i64)p->lat_l2 * 64;
     sm->request64 = request + p->request64 / 2;
     i64 back = l2_sector(gpu, sm, sector, request, LOAD);
-    // Answers share the way back, but one that waits for DRAM does not hold up others.
+    // Responses share the network, but a response that waits for DRAM does not delay others.
     sm->response64 = later(sm->response64, soonest) + p->response64;
     line->filled[k] = later(back, sm->response64) >> 6;
     hold_up(gpu, sm, start64);
     return line->filled[k];
 }
 
-// Distinct lines among sectors.
+// Returns the number of distinct lines among sectors.
 static int count_lines(const u32 *sectors, int n) {
     u32 lines[256];
     int count = 0;
@@ -153,7 +153,7 @@ static int count_lines(const u32 *sectors, int n) {
     return count;
 }
 
-// A memory instruction that issues at t: returns when its result is there, and when its operands were read.
+// Issues a memory instruction at t. Returns the time of its result, and in *read the time when its operands are read.
 static i64 memory_access(Gpu *gpu, Sm *sm, SubCore *sub, Warp *warp, int kind, i64 t, i64 *operands_read) {
     const Parameters *p = &gpu->p;
     u32 header = *warp->access++;

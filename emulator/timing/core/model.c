@@ -1,6 +1,6 @@
-// A model of the time that a launch takes on a GPU. Warps of a trace run on SMs of four sub-cores, which issue in order,
-// one instruction per cycle, under the compiler's control bits: stall counts and six scoreboards. The memory system is
-// in memory.h. Nothing is computed: which instructions run, and which memory they access, comes from the trace.
+// Models the time that a launch takes on a GPU. Warps of a trace run on SMs with four sub-cores. A sub-core issues in
+// order, one instruction per cycle, as the compiler's control bits prescribe: stall counts and six scoreboards. The
+// memory system is in memory.h. The model computes no values: instructions and memory accesses come from the trace.
 #include "memory.h"
 
 static void wake(SubCore *sub, i64 t) { if (t < sub->next) sub->next = t; }
@@ -24,8 +24,8 @@ static void show(Gpu *gpu, Warp *warp) {
     sub->pipe_of[warp->slot] = gpu->work.code[warp->instruction].pipe;
 }
 
-// When the warp's next instruction may issue as far as its own past goes: not before t, for a reason, nor before the
-// scoreboards that it waits for.
+// Sets the earliest time at which the warp's next instruction may issue: t, for the given cause, or when the scoreboards
+// that it waits for are done.
 static void prepare(Gpu *gpu, Warp *warp, i64 t, int why) {
     const Instruction *in = &gpu->work.code[warp->instruction];
     warp->ready = t, warp->why = why;
@@ -42,7 +42,7 @@ static void prepare(Gpu *gpu, Warp *warp, i64 t, int why) {
     show(gpu, warp);
 }
 
-// An operation of a scoreboard is done at t.
+// Records that an operation of a scoreboard is done at t.
 static void mark(Warp *warp, int i, i64 t, u8 cause) {
     if (t >= warp->scoreboard[i]) warp->scoreboard[i] = t, warp->cause[i] = cause;
     memmove(&warp->recent[i][1], &warp->recent[i][0], (HISTORY - 1) * sizeof(i64));
@@ -99,7 +99,7 @@ static void place(Gpu *gpu, i32 number, i64 t) {
     }
 }
 
-// Starts programs while an SM has room, on the emptiest one first, in turn.
+// Starts programs while they fit on an SM, on the SM with the fewest programs; ties are resolved round robin.
 static void launch(Gpu *gpu, i64 t) {
     while (gpu->next_program < gpu->work.programs) {
         i32 best = -1;
@@ -113,7 +113,7 @@ static void launch(Gpu *gpu, i64 t) {
     }
 }
 
-// All warps of a program that wait at a barrier continue. The one that issues wakes its sub-core itself.
+// Releases all warps of a program that wait at a barrier. The warp that issues wakes its sub-core itself.
 static void release(Gpu *gpu, Program *program, i64 t, const Warp *issuing) {
     program->arrived = 0;
     for (int i = 0; i < program->n; i++) {
@@ -137,7 +137,7 @@ static void finish(Gpu *gpu, SubCore *sub, Warp *warp, i64 t) {
     if (!sub->n) sub->empty = t;
     raise_to(&gpu->end, t);
     program->alive--;
-    // Others may wait at a barrier that this one will not reach.
+    // Other warps may wait at a barrier that this one will not reach.
     if (program->alive && program->arrived == program->alive)
         release(gpu, program, program->latest + gpu->p.lat_barrier, 0);
     if (program->alive) return;
@@ -148,7 +148,7 @@ static void finish(Gpu *gpu, SubCore *sub, Warp *warp, i64 t) {
 
 // --- issue
 
-// Which of a sub-core's warps can issue at t, one bit each, and when the first of all of them can.
+// Returns the mask of a sub-core's warps that can issue at t, and in *first the earliest time at which any warp can.
 static inline u32 able(const SubCore *sub, i64 t, i64 *first) {
     u32 mask = 0;
     i64 least = NEVER;
@@ -161,7 +161,7 @@ static inline u32 able(const SubCore *sub, i64 t, i64 *first) {
     return mask;
 }
 
-// The slot that issues. A warp issues as long as it can, except where they take turns.
+// Returns the slot of the warp that issues. Unless the scheduler is IN_TURN, the last warp continues while it can.
 static int choose(const SubCore *sub, int scheduler, u32 can) {
     int last = sub->last_slot, oldest = __builtin_ctz(can);
     if (scheduler == IN_TURN) {
@@ -172,7 +172,7 @@ static int choose(const SubCore *sub, int scheduler, u32 can) {
     return scheduler == OLDEST ? oldest : 31 - __builtin_clz(can);
 }
 
-// What an instruction occupies, and when its result is there and its operands are read: sets its scoreboards.
+// Occupies the resources of an instruction, and sets its scoreboards: when its result is ready and its operands read.
 static void execute(Gpu *gpu, Sm *sm, SubCore *sub, Warp *warp, const Instruction *in, i64 t) {
     const Parameters *p = &gpu->p;
     i64 busy = (i64)p->interval[in->pipe] * (in->slots ? in->slots : 1), done = 0, read = 0;
@@ -203,7 +203,7 @@ static void execute(Gpu *gpu, Sm *sm, SubCore *sub, Warp *warp, const Instructio
     if (in->read < SCOREBOARDS) mark(warp, in->read, read, cause);
 }
 
-// Cycles until the warp's next instruction, as the compiler encoded them.
+// Returns the cycles until the warp's next instruction, as the compiler encoded them.
 static int stall_cycles(const Parameters *p, const Instruction *in) {
     int stall = in->stall;
     if (p->stall_percent != 100 && stall > 2) stall = (stall * p->stall_percent + 50) / 100;
@@ -219,7 +219,7 @@ static void arrive(Gpu *gpu, Warp *warp, i64 t, i64 next) {
     if (program->arrived == program->alive) release(gpu, program, t + gpu->p.lat_barrier, warp);
 }
 
-// A sub-core's cycle at t.
+// Simulates a sub-core's cycle at t.
 static void step(Gpu *gpu, Sm *sm, SubCore *sub, i64 t) {
     i64 next;
     u32 can = able(sub, t, &next);
@@ -303,7 +303,7 @@ static void collect(Gpu *gpu, i64 *sub_done) {
     gpu->result->cycles = gpu->end;
 }
 
-// Models a launch. sub_done: of each sub-core, when it issued for the last time.
+// Simulates a launch. sub_done: the time of the last issue of each sub-core.
 void simulate(const Parameters *parameters, const Work *work, Result *result, i64 *sub_done) {
     Gpu gpu = {.p = *parameters, .work = *work, .result = result};
     *result = (Result){0};

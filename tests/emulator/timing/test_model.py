@@ -142,7 +142,7 @@ def test_throughput_of_shuffles():
     [
         (8 << 10, 16 * 300, A100, 33, 45),
         (4 << 20, 16 * 64, A100, 200, 281),
-        (64 << 20, 16 * 64, A100.but(l2_warm=0), 390, 690),
+        (64 << 20, 16 * 64, A100.replace(l2_warm=0), 390, 690),
     ],
     ids=["L1", "L2", "DRAM"],
 )
@@ -153,7 +153,7 @@ def test_latency_of_memory(size, steps, gpu, low, high):
 
 
 def test_bandwidth_of_a_copy():
-    gpu, n = A100.but(l2_warm=0), 4 << 20
+    gpu, n = A100.replace(l2_warm=0), 4 << 20
     executed = _traced(_copy, 8 * gpu.sms, torch.zeros(n), torch.zeros(n), n, B=1024, num_warps=4)
     found = predict(gpu, executed.trace)
     assert found.dram_bytes == pytest.approx(4 * n, rel=0.02)  # all is read; L2 keeps most of what is written
