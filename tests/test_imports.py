@@ -38,8 +38,8 @@ SCENE = {
     "formulas",
     "functional",
     "ops",
-    "pipeline",
     "precision",
+    "rasterization",
     "scalars",
     "support",
 }
@@ -91,8 +91,8 @@ MODULES = {
         "stages",
         "support",
     },
-    "pipeline": {"config", "data", "passes", "precision", "reference", "runtime", "stages"},
-    "__init__": {"config", "errors", "functional", "ops", "passes", "pipeline", "stages", "support"},
+    "rasterization": {"config", "data", "passes", "precision", "reference", "runtime", "stages"},
+    "__init__": {"config", "errors", "functional", "ops", "passes", "rasterization", "stages", "support"},
     "scene": SCENE,
     "strategies": {"arguments", "config", "data", "errors", "formulas", "precision", "runtime", "scalars", "support"},
     "rendering": {"scene"},
@@ -128,7 +128,7 @@ USES_TRITON = {"gpu_driver", "kernels", "passes", "runtime", "triton_cpu", "cli"
 
 MAX_PARAMETERS, MAX_KERNEL_PARAMETERS = 12, 20
 DROP_IN = {
-    "tsplat/pipeline.py": {"rasterization", "rasterization_2dgs"},
+    "tsplat/rasterization.py": {"rasterization", "rasterization_2dgs"},
     "tsplat/reference/__init__.py": {"rasterize"},
     "tsplat/functional/projection.py": {
         "fully_fused_projection",
@@ -350,6 +350,15 @@ assert not loaded, f"tsplat.viewing: {{loaded}}"
 
 
 @pytest.mark.slow
+def test_submodules_do_not_hide_functions_of_their_name(run_python):
+    run_python("""
+import types
+from tsplat.rasterization import render
+import tsplat
+assert isinstance(tsplat.rasterization, types.FunctionType), tsplat.rasterization
+""")
+
+
 def test_rendering_a_model_loads_nothing_of_training(tmp_path, run_python):
     pytest.importorskip("PIL")
     run_python(f"""

@@ -92,7 +92,7 @@ def problems(steps, branches):
 
 def test_reading_path():
     steps, branches = read_page()
-    assert short(steps[0][0]) == "pipeline.py"
+    assert short(steps[0][0]) == "rasterization.py"
     assert not problems(steps, branches)
     assert "v_means2d" in steps[-1][1]
 

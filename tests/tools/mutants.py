@@ -1273,7 +1273,7 @@ MUTANTS = [
     *_in("viewing/videos.py", ("tests/viewing/test_videos.py",),
         ("2 * image - alphas[0]", "image", "normals of colors"),
     ),
-    *_in("pipeline.py", SURFELS,
+    *_in("rasterization.py", SURFELS,
         ("check_capacity(intersections.whole, options.capacity, call.grid, call.ranks)", "pass",
          "lists that do not fit not noticed"),
     ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..pipeline import rasterization, rasterization_2dgs
+from ..rasterization import rasterization, rasterization_2dgs
 from ..precision import fp64, in_full_precision
 from .cameras import Camera, rasterization_arguments
 from .gaussians import Gaussians

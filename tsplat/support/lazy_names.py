@@ -4,8 +4,19 @@ import ast
 import importlib
 import pkgutil
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
+
+
+class _Package(types.ModuleType):
+    """A package in which a submodule does not hide the name that it is imported for, as ``tsplat.rasterization``."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # After a submodule is imported, Python makes it an attribute of its package.
+        if isinstance(value, types.ModuleType) and name in self.__all__:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
 
 
 def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
@@ -25,6 +36,8 @@ def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[
         for alias in node.names
     }
     (names,) = (ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+
+    sys.modules[package].__class__ = _Package
 
     def load(name: str) -> Any:
         if name not in sources:
