@@ -226,15 +226,14 @@ class ProjectedGaussians(NamedTuple):
             return None, None, None
         return image_ids // self.n_cameras, image_ids % self.n_cameras, self.dense_ids % max(self.n_gaussians, 1)
 
-    def feature_ids(self, *, per_camera: bool) -> Tensor | None:
+    def feature_ids(self, *, per_camera: bool) -> "FeatureIds | None":
         """Returns each row's index of features [B N, D], or [B C N, D] if per camera; None for the identity."""
-        dense_ids = self.dense_ids
-        if per_camera or self.n_cameras == 1:
-            return dense_ids
-        if dense_ids is None:
-            dense_ids = torch.arange(self.depths.numel(), device=self.depths.device)
-        n_gaussians = max(self.n_gaussians, 1)
-        return dense_ids // (self.n_cameras * n_gaussians) * n_gaussians + dense_ids % n_gaussians
+        n_cameras, n_gaussians = 1 if per_camera else self.n_cameras, max(self.n_gaussians, 1)
+        ids = self.dense_ids
+        if n_cameras != 1:
+            dense_ids = torch.arange(self.depths.numel(), device=self.depths.device) if ids is None else ids
+            ids = dense_ids // max(n_cameras * n_gaussians, 1) * n_gaussians + dense_ids % n_gaussians
+        return None if ids is None else FeatureIds(ids, self.row_of, n_cameras, n_gaussians)
 
 
 class ProjectedGradients(NamedTuple):
@@ -270,16 +269,32 @@ class Coefficients(NamedTuple):
         return Coefficients(self.first.to(other.first.dtype), higher)
 
 
+class FeatureIds(NamedTuple):
+    """Assigns features [G, D] to projected Gaussians. Those of one Gaussian on several cameras share its features.
+
+    Attributes:
+        ids: [nnz] int64, the index of each row's features.
+        row_of: [B, C, N] int32, see :class:`ProjectedGaussians`; None if not packed.
+        n_cameras: The number of cameras that share features: C, or 1 if each camera has its own.
+        n_gaussians: N, at least 1.
+    """
+
+    ids: Tensor
+    row_of: Tensor | None
+    n_cameras: int
+    n_gaussians: int
+
+
 class Features(NamedTuple):
     """The features that compositing blends.
 
     Attributes:
         values: [G, D] of any float dtype; None if only depth is rendered.
-        ids: [nnz] int64, index of each row's features; None for the identity.
+        ids: The index of each row's features; None for the identity.
     """
 
     values: Tensor | None
-    ids: Tensor | None
+    ids: FeatureIds | None
 
 
 class ScreenGaussians(NamedTuple):
@@ -455,7 +470,7 @@ class Splats(NamedTuple):
         opacities: [nnz].
         colors: [nnz, D] of any float dtype, or [G, D] with ``color_ids``; or None.
         depths: [nnz], blended as one more channel; or None.
-        color_ids: [nnz] int64, index of each row's color; None for the identity.
+        color_ids: The color of each row; None for the identity.
     """
 
     means2d: Tensor
@@ -463,7 +478,7 @@ class Splats(NamedTuple):
     opacities: Tensor
     colors: Tensor | None
     depths: Tensor | None = None
-    color_ids: Tensor | None = None
+    color_ids: FeatureIds | None = None
 
     @classmethod
     def of(cls, projected: ProjectedGaussians, features: Features, *, with_depths: bool) -> "Splats":
@@ -474,8 +489,9 @@ class Splats(NamedTuple):
 
     def gather_colors(self) -> "Splats":
         """Replaces ``colors`` [G, D] and ``color_ids`` by gathered colors [nnz, D]."""
-        ids = self.color_ids
-        return self if ids is None or self.colors is None else self._replace(colors=self.colors[ids], color_ids=None)
+        if self.color_ids is None or self.colors is None:
+            return self
+        return self._replace(colors=self.colors[self.color_ids.ids], color_ids=None)
 
     @property
     def n_colors(self) -> int:
@@ -535,10 +551,8 @@ class SplatGradients(NamedTuple):
     sums: Tensor | None
 
 
-def sum_by_id(values: Tensor, ids: Tensor, n: int, *, unique: bool = False) -> Tensor:
+def sum_by_id(values: Tensor, ids: Tensor, n: int) -> Tensor:
     """Sums the rows of values [R, ...] with the same id, in a fixed order. Returns [n, ...]."""
-    if unique:
-        return values.new_zeros(n, *values.shape[1:]).index_copy_(0, ids, values)
     ids, order = ids.sort(stable=True)
     bounds = torch.searchsorted(ids, torch.arange(n + 1, device=ids.device))
     flat = values[..., None].flatten(1)[order]

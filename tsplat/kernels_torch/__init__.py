@@ -2,6 +2,7 @@
 
 from .adam import adam_step
 from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, tile_alphas
+from .feature_gradients import sum_feature_gradients
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import max_unread_spans, prefix_sums, tile_columns, tile_intersections, tile_lists, tile_rows
 from .mcmc_step import mcmc_noise, mcmc_regularization
@@ -25,6 +26,7 @@ __all__ = [
     "projection_fwd",
     "spherical_harmonics_bwd",
     "spherical_harmonics_fwd",
+    "sum_feature_gradients",
     "tile_alphas",
     "tile_columns",
     "tile_intersections",

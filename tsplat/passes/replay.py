@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..precision import full_precision
-from ..runtime.bundles import map_tree
+from ..runtime.bundles import leaves, map_tree
 from ..runtime.tracing import Constant, Launch, NumpyCall, Step, TorchCall, TracedTensor, Zeros
 from .arenas import SPECIALIZED_ALIGNMENT, Bases, View
 
@@ -79,7 +79,7 @@ class Pass:
         self._stream: Callable[[], int] = int  # 0
         self._free_buffers: list[_ArgumentBuffer] = []
         self._array_bases: set[int] = set()
-        self._has_operators = False
+        self._has_float_operators = False
         words, relocations = bytearray(), []
         for step in steps:
             if isinstance(step, Launch):
@@ -143,7 +143,7 @@ class Pass:
 
         Returns whether other threads may still read the buffer.
         """
-        if not self._has_operators:
+        if not self._has_float_operators:
             return buffer.launch(bind())
         with torch.no_grad(), full_precision():
             return buffer.launch(bind())
@@ -178,7 +178,6 @@ class Pass:
             return _clear_bytes(view, n_bytes)
         if isinstance(step, NumpyCall):
             return self._numpy_call(step)
-        self._has_operators = True
         if isinstance(step, Zeros):
             return _zero(self._view(step.tensor))
         if isinstance(step, Constant):
@@ -187,20 +186,24 @@ class Pass:
         return self._operator(step)
 
     def _operator(self, step: TorchCall) -> Bind:
-        function, args, kwargs = step.function, self._views(step.args), self._views(step.kwargs)
-        results = self._views(step.results)
+        function, results = step.function, self._views(step.results)
+        # Neither gradients nor autocast concern operators on integers.
+        self._has_float_operators |= any(
+            v.dtype.is_floating_point for v in leaves((step.args, step.kwargs), TracedTensor)
+        )
+        args, kwargs = self._tensors(step.args), self._tensors(step.kwargs)
         out_overload = _out_overload(function, len(results)) if results else None
         if not results or out_overload is not None:
             function, names = out_overload or (function, [])
 
             def bind(bases: Sequence[Tensor], _arrays: dict[int, Any]) -> Run:
                 outputs = {name: view.of(bases[view.base]) for name, view in zip(names, results)}
-                return functools.partial(function, *_tensors(args, bases), **_tensors(kwargs, bases), **outputs)
+                return functools.partial(function, *args(bases), **kwargs(bases), **outputs)
 
             return bind
 
         def bind_with_copies(bases: Sequence[Tensor], _arrays: dict[int, Any]) -> Run:
-            bound_args, bound_kwargs = _tensors(args, bases), _tensors(kwargs, bases)
+            bound_args, bound_kwargs = args(bases), kwargs(bases)
             outputs = [view.of(bases[view.base]) for view in results]
 
             def run() -> None:
@@ -237,6 +240,13 @@ class Pass:
     def _views(self, tree: Any) -> Any:
         """Replaces traced tensors in arguments by views."""
         return map_tree(tree, TracedTensor, self._view)
+
+    def _tensors(self, tree: Any) -> Callable[[Sequence[Tensor]], Any]:
+        """Returns a function that builds arguments with the tensors of a call from its bases."""
+        views = self._views(tree)
+        if not leaves(views, View):
+            return lambda bases: views
+        return lambda bases: map_tree(views, View, lambda view: view.of(bases[view.base]))
 
 
 class _ArgumentBuffer:
@@ -315,8 +325,3 @@ def _dense_bytes(view: View) -> int | None:
 
 def _copy(view: View, values: Tensor) -> Bind:
     return lambda bases, _arrays: functools.partial(view.of(bases[view.base]).copy_, values)
-
-
-def _tensors(tree: Any, bases: Sequence[Tensor]) -> Any:
-    """Replaces views in arguments by tensors."""
-    return map_tree(tree, View, lambda view: view.of(bases[view.base]))

@@ -69,20 +69,20 @@ class _TakeRows(torch.autograd.Function):
     """Gathers rows of a tensor, and sums their gradients in a fixed order."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, ids: Tensor, unique: bool) -> Tensor:
+    def forward(ctx: Any, values: Tensor, ids: Tensor) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.n, ctx.unique = len(values), unique
+        ctx.n = len(values)
         return values[ids]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, saved: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, None, None]:
-        return sum_by_id(v, saved[0], ctx.n, unique=ctx.unique), None, None
+    def backward(ctx: Any, saved: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, None]:
+        return sum_by_id(v, saved[0], ctx.n), None
 
 
-def take_rows(values: Tensor, ids: Tensor, *, unique: bool = False) -> Tensor:
-    """Gathers rows [R, ...] of values [n, ...] by ids [R] int64. Differentiable; faster if ids are unique."""
-    rows: Tensor = _TakeRows.apply(values, ids, unique)  # type: ignore[no-untyped-call]
+def take_rows(values: Tensor, ids: Tensor) -> Tensor:
+    """Gathers rows [R, ...] of values [n, ...] by ids [R] int64. Differentiable."""
+    rows: Tensor = _TakeRows.apply(values, ids)  # type: ignore[no-untyped-call]
     return rows
 
 

@@ -21,7 +21,6 @@ from ..data import (
     RenderBuffers,
     SplatGradients,
     Splats,
-    sum_by_id,
 )
 from ..output_maps import leading_channels, split_channels
 from ..precision import full_precision
@@ -159,7 +158,7 @@ class _Composite(torch.autograd.Function):
         if colors is not None:
             v_colors = v_splats.v_features if depths is None else v_splats.v_features[:, :n_colors]
             if splats.color_ids is not None:
-                v_colors = sum_by_id(v_colors, splats.color_ids, colors.shape[0], unique=len(transmittances) == 1)
+                v_colors = kernels.sum_feature_gradients(v_colors, splats.color_ids, colors.shape[0])
             if v_colors.dtype != colors.dtype:
                 v_colors = v_colors.to(colors.dtype)
         if depths is not None:
@@ -174,8 +173,9 @@ class _Composite(torch.autograd.Function):
             assert v_splats.absgrad is not None
             set_absgrad(ctx.absgrad_target, v_splats.absgrad.view(means2d.shape))
         v_means2d = v_splats.v_means2d if means2d.dim() == 2 else v_splats.v_means2d.view(means2d.shape)
+        v_ids = None if splats.color_ids is None else structure(splats.color_ids)
         v_inputs = _Inputs(
-            Splats(v_means2d, v_splats.v_shapes, v_splats.v_opacities, v_colors, v_depths),
+            Splats(v_means2d, v_splats.v_shapes, v_splats.v_opacities, v_colors, v_depths, v_ids),
             backgrounds=v_backgrounds,
             masks=None,
             rays=None if rays is None else _ray_gradients(rays),

@@ -32,7 +32,8 @@ def with_world_shapes(
     parts = [gaussians.means, gaussians.quats, gaussians.scales]
     if settings.normals:
         parts.append(third_axes(gaussians.quats))
-    shapes = gather_features(torch.cat(parts, -1).flatten(0, -2), projected.feature_ids(per_camera=False), projected)
+    values, ids = torch.cat(parts, -1).flatten(0, -2), projected.feature_ids(per_camera=False)
+    shapes = gather_features(values, ids, settings.backend)
     return projected._replace(
         means2d=projected.means2d.detach(), shapes=shapes[:, :10], normals=shapes[:, 10:] if settings.normals else None
     )

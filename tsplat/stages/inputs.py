@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_devices, check_no_grad, check_tensor
-from ..config import CameraField
-from ..data import Cameras, ProjectedGaussians
+from ..config import Backend, CameraField
+from ..data import Cameras, FeatureIds
 from ..errors import ArgumentError
-from ..runtime.autograd import take_rows
+from ..runtime.autograd import apply, once_differentiable
+from ..runtime.backend import launchers
+from ..runtime.bundles import map_tree, restore, split
 
 Bundle = TypeVar("Bundle", bound=tuple[Any, ...])
 
@@ -98,17 +100,32 @@ def flatten_batches(bundle: Bundle, n_batch_dims: int, dtype: torch.dtype) -> Bu
     return flattened
 
 
-def gather_features(values: Tensor, ids: Tensor | None, projected: ProjectedGaussians) -> Tensor:
-    """Gathers the features [nnz, ...] of rows. Differentiable.
+class _GatherFeatures(torch.autograd.Function):
+    """Gathers the features of rows, and sums their gradients over cameras, in the order of cameras."""
 
-    ``ids`` are the ``feature_ids`` of `projected`, or None for the identity. With one camera, they are unique.
-    """
-    return values if ids is None else take_rows(values, ids, unique=projected.n_cameras == 1)
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ids: FeatureIds, backend: Backend) -> Tensor:
+        ctx.ids, tensors = split(ids)
+        ctx.save_for_backward(*tensors)
+        ctx.n, ctx.backend = len(values), backend
+        return values[ids.ids]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, saved: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, None, None]:
+        kernels = launchers(v.device, ctx.backend)
+        return kernels.sum_feature_gradients(v.contiguous(), restore(ctx.ids, saved), ctx.n), None, None
+
+
+def gather_features(values: Tensor, ids: FeatureIds | None, backend: Backend) -> Tensor:
+    """Gathers the features [nnz, D] of rows from features [G, D]. Differentiable."""
+    rows: Tensor = values if ids is None else apply(_GatherFeatures, values, ids, backend)
+    return rows
 
 
 def contiguous(bundle: Bundle) -> Bundle:
     """Makes the tensors of a NamedTuple contiguous."""
-    copied: Bundle = bundle._make([None if tensor is None else tensor.contiguous() for tensor in bundle])  # type: ignore[attr-defined]
+    copied: Bundle = map_tree(bundle, Tensor, Tensor.contiguous)
     return copied
 
 

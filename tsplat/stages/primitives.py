@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import DEPTH_ALPHA_MIN
-from ..data import Cameras, Features, Gaussians3D, ProjectedGaussians, Splats
-from ..output_maps import Output
+from ..data import Cameras, CompositingSettings, Features, Gaussians3D, ProjectedGaussians, Splats
 from .call import Call
 from .compositing import composite_outputs
 from .eval3d import with_world_shapes
@@ -37,17 +36,17 @@ def with_shapes(
         projected = projected._replace(shapes=with_screen_gradient(projected.shapes, densify.view(-1, 2)))
     elif (periods := u_periods(projected, cameras, call.options.camera_model)) is not None:
         projected = projected._replace(shapes=torch.cat([projected.shapes, periods[:, None]], -1))
-    return projected, with_outputs(features, projected, call.settings.compositing.outputs), extra
+    return projected, with_outputs(features, projected, call.settings.compositing), extra
 
 
-def with_outputs(features: Features, projected: ProjectedGaussians, outputs: tuple[Output, ...]) -> Features:
+def with_outputs(features: Features, projected: ProjectedGaussians, settings: CompositingSettings) -> Features:
     """Prepends the features of outputs to the features of each row."""
-    front = [output.features(projected) for output in outputs if output.features is not None]
+    front = [output.features(projected) for output in settings.outputs if output.features is not None]
     if not front:
         return features
     if features.values is None:
         return Features(front[0] if len(front) == 1 else torch.cat(front, -1), None)
-    values = gather_features(features.values.to(front[0].dtype), features.ids, projected)
+    values = gather_features(features.values.to(front[0].dtype), features.ids, settings.backend)
     return Features(torch.cat([*front, values], -1), None)
 
 

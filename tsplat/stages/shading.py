@@ -102,7 +102,7 @@ def shade(
         return colors
     degree = o.extra_signals_sh_degree
     extra = find_features(means, call.extra_signals, centers, projected, degree, o.backend, clamp=False)
-    return _concatenate(colors, extra, projected)
+    return _concatenate(colors, extra, o.backend)
 
 
 def find_features(
@@ -136,13 +136,13 @@ def find_features(
     return Features(values if clamp else values + 0.5, None)
 
 
-def _concatenate(features: Features, extra: Features, projected: ProjectedGaussians) -> Features:
+def _concatenate(features: Features, extra: Features, backend: Backend) -> Features:
     """Concatenates the channels of two sets of features."""
     if features.values is None:
         return extra
     assert extra.values is not None
     dtype = compute_dtype(features.values, extra.values)
     # Convert first, so that the gradients of rows are summed in the compute dtype.
-    colors = gather_features(features.values.to(dtype), features.ids, projected)
-    extra_signals = gather_features(extra.values.to(dtype), extra.ids, projected)
+    colors = gather_features(features.values.to(dtype), features.ids, backend)
+    extra_signals = gather_features(extra.values.to(dtype), extra.ids, backend)
     return Features(torch.cat([colors, extra_signals], -1), None)

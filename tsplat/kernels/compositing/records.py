@@ -139,7 +139,7 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
         shapes=splats.shapes,
         opacities=splats.opacities,
         colors=splats.colors,
-        color_ids=None if splats.colors is None else splats.color_ids,
+        color_ids=None if splats.colors is None or splats.color_ids is None else splats.color_ids.ids,
         depths=splats.depths,
         records=records,
         large=large,
