@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..rasterization import rasterization, rasterization_2dgs
 from ..precision import fp64, in_full_precision
+from ..rasterization import rasterization, rasterization_2dgs
 from .cameras import Camera, rasterization_arguments
 from .gaussians import Gaussians
 from .option_types import Color
