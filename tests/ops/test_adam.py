@@ -401,3 +401,31 @@ def test_gradients_of_rows_update_these_rows(dtype, moments_dtype):
         assert torch.equal(one, other)
         for name in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(optimizer.state[one][name], other_optimizer.state[other][name])
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("moments_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_without_gradients_are_updated_as_by_zeros(dtype, moments_dtype):
+    """Some parameters have gradients of rows, and others of all Gaussians."""
+    rows = torch.tensor([0, 3, 4, 11, 30, 36, -1, -1])
+    n_known = int((rows >= 0).sum())
+    expected, found = parameters(dtype), parameters(dtype)
+    dense, mixed = ([Adam([t], lr=0.1, moments_dtype=moments_dtype) for t in ts] for ts in (expected, found))
+    generator = torch.Generator().manual_seed(2)
+    for i in range(4):
+        for t in expected:
+            t.grad = torch.zeros_like(t)
+            t.grad[rows[:n_known]] = torch.randn(n_known, *t.shape[1:], generator=generator).to(dtype)
+        of_rows = {t: other.grad[rows] for t, other in [*zip(found, expected)][i % 2 :: 2]}
+        for t, other in zip(found, expected):
+            t.grad = None if t in of_rows else other.grad.clone()
+        step_all(dense)
+        repeated = RepeatedStep(mixed, rows, of_rows, updates_all=True)
+        repeated.advance()
+        repeated.launch(None)
+        assert repeated.is_current()
+    for one, other, optimizer, other_optimizer in zip(found, expected, mixed, dense):
+        assert torch.equal(one, other)
+        for name in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.state[one][name], other_optimizer.state[other][name])

@@ -27,6 +27,9 @@ CONFIGS = {
     "visible": CONFIG,
     "all updated": dataclasses.replace(CONFIG, strategy=MCMCStrategy(**REFINED), visible_adam="off"),
     "moments in bf16": dataclasses.replace(CONFIG, adam_moments="bf16"),
+    "all updated, in bf16": dataclasses.replace(
+        CONFIG, strategy=MCMCStrategy(**REFINED), visible_adam="off", adam_moments="bf16"
+    ),
     "all updated, no weights": dataclasses.replace(
         CONFIG, strategy=None, visible_adam="off", opacity_weight=0.0, scale_weight=0.0, freeze=("colors",)
     ),
@@ -44,6 +47,7 @@ def small_selections(monkeypatch):
         return differentiate(self, kind, inputs, capacities)
 
     monkeypatch.setattr(selection, "ROWS_MIN", 8)
+    monkeypatch.setattr(selection, "WIDE", 9)
     monkeypatch.setattr(ViewGradients, "_differentiate", noted)
     return found
 

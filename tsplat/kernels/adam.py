@@ -75,11 +75,14 @@ def _store_moment(moment, values, random_bits, mask):
 
 
 @triton.jit
-def _update(element, source, mask, tensors, constants):
+def _update(element, source, mask, tensors, constants, ZEROS: tl.constexpr):
     """Updates values of a parameter and its moments at `element`, by the gradient at `source`."""
     parameter, gradient, exp_avg, exp_avg_sq = tensors
     one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps, step = constants
-    g = tl.load(gradient + source, mask=mask, other=0.0)
+    if ZEROS:
+        g = 0.0
+    else:
+        g = tl.load(gradient + source, mask=mask, other=0.0)
     m = _load_moment(exp_avg + element, mask)
     v = _load_moment(exp_avg_sq + element, mask)
     # m <- m + (1 - beta1) (g - m);  v <- beta2 v + (1 - beta2) g^2
@@ -94,25 +97,27 @@ def _update(element, source, mask, tensors, constants):
 
 
 @triton.jit
-def _update_by_values(begin, end, visible, width, tensors, constants, SKIP: tl.constexpr, BLOCK: tl.constexpr):
+def _update_by_values(
+    begin, end, visible, width, tensors, constants, SKIP: tl.constexpr, ZEROS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Updates the values of visible Gaussians in a section. With SKIP, blocks without visible Gaussians are skipped."""
     for start in range(begin, end, BLOCK):
         element = start + tl.arange(0, BLOCK)
         mask = element < end
         mask = mask & (tl.load(visible + element // width, mask=mask, other=0) != 0)
         if not SKIP or tl.max(mask.to(tl.int32)) > 0:
-            _update(element, element, mask, tensors, constants)
+            _update(element, element, mask, tensors, constants, ZEROS)
 
 
 @triton.jit
-def _update_by_rows(begin, end, visible, width, tensors, constants, BLOCK: tl.constexpr):
+def _update_by_rows(begin, end, visible, width, tensors, constants, ZEROS: tl.constexpr, BLOCK: tl.constexpr):
     """Does what ``_update_by_values`` does, in a loop over Gaussians, for many values per Gaussian."""
     for gaussian in range(begin // width, (end - 1) // width + 1):
         if tl.load(visible + gaussian) != 0:
             after = tl.minimum((gaussian + 1) * width, end)
             for start in range(tl.maximum(gaussian * width, begin), after, BLOCK):
                 element = start + tl.arange(0, BLOCK)
-                _update(element, element, element < after, tensors, constants)
+                _update(element, element, element < after, tensors, constants, ZEROS)
 
 
 @triton.jit
@@ -135,7 +140,7 @@ def _update_selected(
             after = tl.minimum((row + 1) * width, end)
             for start in range(tl.maximum(row * width, begin), after, BLOCK):
                 source = start + tl.arange(0, BLOCK)
-                _update(source + ahead, source, source < after, tensors, constants)
+                _update(source + ahead, source, source < after, tensors, constants, False)
 
 
 @kernel
@@ -145,6 +150,7 @@ def _adam_kernel(
     rows,  # [R] int64, the Gaussians whose gradients [R, ...] are given; None for all
     n_parameters: "Int", search_steps: "Int",
     FP64: tl.constexpr, BF16: tl.constexpr,  # dtypes of parameters, and of moments
+    ZEROS: tl.constexpr,  # whether gradients are zero, without being read; only without rows
     BLOCK: tl.constexpr,
     ROUNDS: tl.constexpr,  # blocks of a program
     PREFETCH: tl.constexpr, ON_CPU: tl.constexpr,
@@ -175,15 +181,15 @@ def _adam_kernel(
     elif visible is None:
         for start in range(begin, end, BLOCK):
             element = start + tl.arange(0, BLOCK)
-            _update(element, element, element < end, tensors, constants)
+            _update(element, element, element < end, tensors, constants, ZEROS)
     elif ON_CPU:
         # On a CPU, a gather and a division per value would take longer than the update.
         if width >= BLOCK:
-            _update_by_rows(begin, end, visible, width, tensors, constants, BLOCK)
+            _update_by_rows(begin, end, visible, width, tensors, constants, ZEROS, BLOCK)
         else:
-            _update_by_values(begin, end, visible, width, tensors, constants, True, BLOCK)
+            _update_by_values(begin, end, visible, width, tensors, constants, True, ZEROS, BLOCK)
     else:
-        _update_by_values(begin, end, visible, width, tensors, constants, False, BLOCK)
+        _update_by_values(begin, end, visible, width, tensors, constants, False, ZEROS, BLOCK)
 
 
 class AdamTable:
@@ -193,7 +199,7 @@ class AdamTable:
     bf16.
 
     Args:
-        gradients: [N, ...], or [R, ...] for steps of selected rows.
+        gradients: [N, ...], or [R, ...] for steps of selected rows; None if they are zero.
         constants: For each parameter 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps, t. They
             are rounded to the parameter's dtype. 1 - beta2 is passed, as beta2 in fp32 is too coarse for it.
 
@@ -204,11 +210,13 @@ class AdamTable:
     def __init__(
         self,
         parameters: Sequence[Tensor],
-        gradients: Sequence[Tensor],
+        gradients: Sequence[Tensor] | None,
         exp_avgs: Sequence[Tensor],
         exp_avg_sqs: Sequence[Tensor],
         constants: Sequence[Sequence[float]],
     ) -> None:
+        self._zeros = gradients is None
+        gradients = parameters if gradients is None else gradients  # which are not read, but have as many values
         self._first = first = parameters[0]
         self._bf16 = exp_avgs[0].dtype == torch.bfloat16
         self._block, self._rounds = block_size(first, BLOCK), block_size(first, 1, CPU_ROUNDS)
@@ -241,7 +249,8 @@ class AdamTable:
         n = len(self.words)
         _adam_kernel.launch(
             self._n_programs, table=self.words, visible=visible, rows=rows, n_parameters=n, search_steps=n.bit_length(),
-            FP64=self._first.dtype == torch.float64, BF16=self._bf16, BLOCK=self._block, ROUNDS=self._rounds,
+            FP64=self._first.dtype == torch.float64, BF16=self._bf16, ZEROS=self._zeros,
+            BLOCK=self._block, ROUNDS=self._rounds,
             PREFETCH=prefetch_distance(self._first), ON_CPU=is_compiled_for_cpu(self._first),
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ import ctypes
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -215,6 +215,10 @@ def _check(parameter: Tensor, moments_dtype: torch.dtype, state: dict[str, Any],
             )
 
 
+_Rows = Literal["all", "selected", "others"]
+"""The rows that a table of a :class:`RepeatedStep` updates: those with gradients, or the others."""
+
+
 class RepeatedStep:
     """A step of optimizers that can be replayed: tensors keep their addresses, and learning rates may change.
 
@@ -223,8 +227,9 @@ class RepeatedStep:
     Args:
         optimizers: Optimizers of parameters on one device. Gradients must be contiguous and have the parameters'
             dtypes. Parameters without a gradient are not updated.
-        rows: [R] int64, the rows of parameters that have gradients; None for all.
-        row_gradients: With `rows`, the gradients of parameters, [R, ...].
+        rows: [R] int64, the rows of parameters that have gradients, in any number if negative; None for all.
+        row_gradients: With `rows`, the gradients of some parameters, [R, ...].
+        updates_all: Whether the other rows of these parameters are updated, too, with gradients of zero.
     """
 
     def __init__(
@@ -232,6 +237,8 @@ class RepeatedStep:
         optimizers: Iterable[Adam],
         rows: Tensor | None = None,
         row_gradients: Mapping[Tensor, Tensor] | None = None,
+        *,
+        updates_all: bool = False,
     ) -> None:
         gradients = {} if row_gradients is None else row_gradients
         self._entries = [
@@ -246,21 +253,29 @@ class RepeatedStep:
             (parameter.detach(), gradients.get(parameter, parameter.grad), state["exp_avg"], state["exp_avg_sq"])
             for _, parameter, _, state in self._entries
         ]
-        by_dtypes: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
+        self._of_rows = [parameter in gradients for _, parameter, _, _ in self._entries]
+        self._updates_all = updates_all and any(self._of_rows)
+        kinds: dict[tuple[torch.dtype, torch.dtype, bool], list[int]] = {}
         for i, (parameter, _, exp_avg, _) in enumerate(self._tensors):
-            by_dtypes.setdefault((parameter.dtype, exp_avg.dtype), []).append(i)
-        self._tables = []
-        for indices in by_dtypes.values():
-            columns = zip(*[self._tensors[i] for i in indices])
-            table = launchers(self._tensors[0][0].device, "triton").adam.AdamTable(*columns, [[0.0] * 7] * len(indices))
-            self._tables.append((table, indices))
+            kinds.setdefault((parameter.dtype, exp_avg.dtype, self._of_rows[i]), []).append(i)
+        self._tables: list[tuple[Any, list[int], _Rows]] = []
+        for (*_, of_rows), indices in kinds.items():
+            self._add_table(indices, "selected" if of_rows else "all")
+            if of_rows and updates_all:
+                self._add_table(indices, "others")
+
+    def _add_table(self, indices: list[int], rows: _Rows) -> None:
+        parameters, gradients, *moments = zip(*[self._tensors[i] for i in indices])
+        make_table = launchers(parameters[0].device, "triton").adam.AdamTable
+        table = make_table(parameters, None if rows == "others" else gradients, *moments, [[0.0] * 7] * len(indices))
+        self._tables.append((table, indices, rows))
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that it reads and writes."""
         return [
             *([] if self._rows is None else [self._rows]),
-            *[table.words for table, _ in self._tables],
+            *[table.words for table, _, _ in self._tables],
             *[tensor for tensors in self._tensors for tensor in tensors],
         ]
 
@@ -272,25 +287,39 @@ class RepeatedStep:
         return all(
             optimizer.param_groups[0] is group
             and group["params"][0] is parameter
-            and (self._rows is not None or parameter.grad is gradient)
+            and (of_rows or parameter.grad is gradient)
             and optimizer.state.get(parameter) is state
             and state["exp_avg"] is exp_avg
             and state["exp_avg_sq"] is exp_avg_sq
-            for (optimizer, parameter, group, state), (_, gradient, exp_avg, exp_avg_sq) in zip(
-                self._entries, self._tensors
+            for (optimizer, parameter, group, state), (_, gradient, exp_avg, exp_avg_sq), of_rows in zip(
+                self._entries, self._tensors, self._of_rows
             )
         )
 
     def advance(self) -> None:
         """Counts a step, and writes its constants, such as learning rates, for :meth:`launch`."""
         constants = [_next_constants(group, state) for _, _, group, state in self._entries]
-        for table, rows in self._tables:
-            table.change([constants[i] for i in rows])
+        for table, indices, _ in self._tables:
+            table.change([constants[i] for i in indices])
 
     def launch(self, visible: Tensor | None) -> None:
-        """Updates parameters and moments, after :meth:`advance`."""
-        for table, _ in self._tables:
-            table.step(visible, self._rows)
+        """Updates parameters and moments, after :meth:`advance`.
+
+        Args:
+            visible: Gradients whose rows are updated, [N] bool, or [R] if they are of rows; None for all, and with
+                `updates_all`.
+        """
+        rows, others = self._rows, None
+        if rows is not None and self._updates_all:
+            visible_rows = rows >= 0
+            n = max(len(self._tensors[i][0]) for i, of_rows in enumerate(self._of_rows) if of_rows)
+            others = torch.ones(n + 1, dtype=torch.bool, device=rows.device)
+            others = others.index_fill_(0, rows.masked_fill(rows < 0, n), False)[:n]
+        for table, _, kind in self._tables:
+            if kind == "selected":
+                table.step(visible if others is None else visible_rows, rows)
+            else:
+                table.step(others if kind == "others" else visible)
 
 
 def _next_constants(group: dict[str, Any], state: dict[str, Any]) -> list[float]:

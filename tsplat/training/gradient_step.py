@@ -151,8 +151,8 @@ class GradientStep:
         parameters = self._parameters
         if parameters.rows is None:
             return RepeatedStep(group)
-        gradients = {parameters.params[name]: gradient for name, gradient in parameters.gradients().items()}
-        return RepeatedStep(group, parameters.rows, gradients)
+        gradients = {parameters.params[name]: gradient for name, gradient in parameters.row_gradients.items()}
+        return RepeatedStep(group, parameters.rows, gradients, updates_all=not self._visible_only)
 
     def visible(self) -> Tensor | None:
         """Returns which rows of the gradients to apply, [N] or [R] bool; None for all."""

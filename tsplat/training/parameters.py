@@ -77,7 +77,7 @@ class Parameters:
         self._of_views: dict[str, Tensor] = {}
         self.optimizers: dict[str, Adam] = {}
         self.rows: Tensor | None = None
-        self._row_gradients: dict[str, Tensor] = {}
+        self.row_gradients: dict[str, Tensor] = {}
         self._config = config
         self._extent = extent
         self._flags: dict[str, Any] = {
@@ -160,17 +160,16 @@ class Parameters:
     def set_row_gradients(self, rows: Tensor, gradients: Mapping[str, Tensor | None]) -> None:
         """Sets the gradients of the Gaussians in `rows`, [R, ...]; all others are zero."""
         self.rows = rows
-        self._row_gradients = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+        self.row_gradients = {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
     def gradients(self) -> dict[str, Tensor]:
-        """Returns the gradients that exist, by name: of all Gaussians, or of the Gaussians in `rows`."""
-        if self.rows is not None:
-            return self._row_gradients
-        return {name: p.grad for name, p in self.params.items() if p.grad is not None}
+        """Returns the gradients that there are: of all Gaussians, or of `rows`."""
+        gradients = {name: p.grad for name, p in self.params.items() if p.grad is not None}
+        return gradients | self.row_gradients
 
     def clear_gradients(self) -> None:
         """Drops the gradients of all parameters."""
-        self.rows, self._row_gradients = None, {}
+        self.rows, self.row_gradients = None, {}
         for parameter in self.params.values():
             parameter.grad = None
 

@@ -23,6 +23,10 @@ from .parameters import Parameters
 ROWS_MIN, ROWS_STEP = 1024, 1.5
 """A selection has ROWS_MIN times a power of ROWS_STEP rows, as each number of rows requires its own pass."""
 
+WIDE = 16
+"""Number of values per Gaussian from which a parameter has gradients of rows only. With fewer, Adam's kernel would take
+longer."""
+
 SHARE_MAX = 0.5
 """Maximum fraction of the Gaussians in a selection, including padding. Above it, copying rows costs more than it saves,
 as a hidden Gaussian costs only about a third of a visible one."""
@@ -101,6 +105,9 @@ class Selection:
 class DenseGradients:
     """Gradients of all Gaussians, which are zero except in some rows, in memory that is kept between steps.
 
+    Those of parameters with many values per Gaussian stay gradients of rows: Adam's kernel updates their other rows
+    with gradients of zero.
+
     Args:
         parameters: The parameters of all Gaussians.
     """
@@ -111,15 +118,17 @@ class DenseGradients:
         self._rows: Tensor | None = None
 
     def update(self, rows: Tensor, gradients: Mapping[str, Tensor | None], changed: Mapping[str, float]) -> None:
-        """Sets the gradients of parameters, given the gradients of `rows` [R], padded with -1.
+        """Sets the gradients of parameters, or of their rows, given the gradients of `rows` [R], padded with -1.
 
         `changed` maps the name of each gradient to the weight of its regularization, which also changes other rows if
         the weight is not zero.
         """
+        of_rows = {name: g for name, g in gradients.items() if g is not None and g[:1].numel() >= WIDE}
+        self._parameters.set_row_gradients(rows, of_rows)
         rows = rows[: int((rows >= 0).sum())]
         for name, parameter in self._parameters.params.items():
             gradient = gradients[name]
-            if gradient is None:
+            if gradient is None or name in of_rows:
                 parameter.grad = None
                 continue
             dense = self._gradients.get(name)
