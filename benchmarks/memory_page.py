@@ -10,8 +10,8 @@ TEXT = """
 `python -m benchmarks.call_memory --peer gsplat` counts the peak memory of tensors during a call of `rasterization()`,
 above its arguments, in MB. **Counts are exact, for the CPU and for an [emulated](emulation.md) sm_80 GPU.** A call is a
 forward and a backward pass in a loop: gradients of the previous call are released between both passes, as in the
-[measurement](#measured-on-a-gpu) on a GPU. The first call of a kind runs the stages, the second is traced, and later
-ones are [replayed](architecture.md#how-a-call-runs).
+[measurement](#measured-on-a-gpu) on a GPU. The first call with given sizes and options runs the stages, the second is
+traced, and later ones are [replayed](architecture.md#how-a-call-runs).
 
 """
 

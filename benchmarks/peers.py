@@ -40,7 +40,7 @@ from tsplat.kernels import compositing as package
 DIFFERENCE_MAX = 2e-3
 """Maximum mean absolute difference of images for which a scene is measured."""
 ROUNDS = 5
-"""Number of rounds, in each of which all are measured; the median counts."""
+"""Number of rounds. Each round measures all implementations; the results are medians over rounds."""
 UNAVAILABLE = 3
 """Exit status without a GPU or without gsplat."""
 MODES = ("eager", "capacity", "graph", "graphed")

@@ -126,8 +126,9 @@ Instructions and sectors are exact counts of the code that the emulator executed
 AMD_TEXT = """
 ### AMD GPUs
 
-Times are not predicted for AMD GPUs. `python -m benchmarks.dynamic_cost --target gfx942` counts what the same kernels
-execute. Million wave instructions, forward + backward, and their ratio to those of tsplat 66fcafc, forward / backward:
+Times are not predicted for AMD GPUs. `python -m benchmarks.dynamic_cost --target gfx942` counts the instructions of
+the same kernels. The table has million wave instructions, forward + backward, and their ratio to those of tsplat
+66fcafc, forward / backward:
 
 """
 
@@ -172,8 +173,8 @@ Predictions are [compared with a GPU](#measured-on-a-gpu) above.
 
 - Two predictions of the same scene differ by up to 2 %, as tensors have other addresses. Counts do not differ.
 - The H100 runs the code for sm_80. Code compiled for sm_90 may be faster.
-- Caches are warm: at the start of a launch, L2 contains the data that it accesses, as far as they fit. Each launch is
-  modeled separately.
+- Caches are warm: at the start of a launch, L2 contains the data that the launch accesses, as far as it fits. Each
+  launch is modeled separately.
 """
 
 

@@ -14,8 +14,8 @@ KINDS = {"call": "Call: `rasterization()` forward and backward", "step": "Traini
 TEXT = """
 ## How fast is a step
 
-The time of a step is not only that of kernels, but also of Python, launches, PyTorch's operators, and waits for the
-device. `python -m benchmarks.step --peer gsplat` predicts all of these. **All times in this section are predicted**, in
+A step takes time not only for kernels, but also for Python, launches, PyTorch's operators, and waits for the device.
+`python -m benchmarks.step --peer gsplat` predicts all of these. **All times in this section are predicted**, in
 microseconds. On the machine of the [measured GPU](#measured-on-a-gpu), host times were about 5 times as long for
 gsplat, and 3 times for tsplat, measured before calls replayed passes. A call is a packed `rasterization()`, forward and
 backward; a training step is rasterization, L1 + SSIM loss, backward and Adam. Step time is the maximum of host and
@@ -40,9 +40,9 @@ NOTES = f"""
 - {NAME}: its Python code, with C++ functions that return tensors; the prediction for its compositing kernels, see
   [below](#tsplat-divided-by-gsplat); and for each other kernel the time of an operator, with its minimum memory
   traffic, which favors gsplat. Its step has tsplat's loss and Adam. Launches are those of its own kernels.
-- Graphed: replays count as launches, and copies as operators. Graphs read arguments in place here, as the addresses of
-  parameters do not change; activations at other addresses would be copied. Capacities are 1.06 times what each kind of
-  list needs. Loss and Adam are as in other steps.
+- Graphed: replays count as launches, and copies as operators. Here, graphs read arguments in place, as the addresses of
+  parameters do not change; activations at other addresses would be copied. The capacity of each list is 1.06 times the
+  required length. Loss and Adam are as in other steps.
 - Captured: the kernels and operators of a graphed call in one graph, without copies of images and gradients. This is
   one launch, without Python; copying cameras into tensors of the graph is not counted. Adam cannot be captured.
 - Launch: Python's time of one launch, average and maximum, with a launcher that does nothing. Tiny call: 20 Gaussians

@@ -23,8 +23,8 @@ DECAY_START = 0.8
 """Fraction of the run after which `rates_decay` lowers learning rates."""
 
 WARM_UP_POWER = 3
-"""Power of the step with which learning rates rise during warm-up. With a linear rise, the first steps would move the
-parameters of a finished model, whose gradients are noise, as far as those of an unfinished one."""
+"""Power of the step with which learning rates rise during warm-up. A linear rise would move the parameters of a trained
+model too far in the first steps: its gradients are noise, but Adam's steps do not depend on their magnitude."""
 
 
 def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) -> None:
