@@ -1,7 +1,7 @@
 """The steps of the pipeline as functions with gsplat's names and signatures, for code that calls them one by one.
 
-``rasterization`` calls none of them. They check their arguments, and then call what it calls, of ``stages/``.
-``quat_scale_to_covar_preci`` is in PyTorch.
+Each function checks its arguments and calls the same stages as ``rasterization``, which does not use these functions.
+``quat_scale_to_covar_preci`` is plain PyTorch.
 """
 
 from .compositing import rasterize_to_pixels, rasterize_to_pixels_2dgs, rasterize_to_pixels_eval3d

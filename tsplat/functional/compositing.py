@@ -1,4 +1,4 @@
-"""Compositing of lists of tiles that the caller made, on the image plane and in 3D."""
+"""Compositing from tile lists that the caller passes, on the image plane and in 3D."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ def rasterize_to_pixels(
         colors: [..., N, D], or [nnz, D].
         opacities: [..., N] after sigmoid, or [nnz].
         image_width, image_height: Image size in pixels.
-        tile_size: Edge of a tile in pixels: 4, 8 or 16.
+        tile_size: Side length of a tile in pixels: 4, 8 or 16.
         isect_offsets, flatten_ids: From :func:`isect_tiles` and :func:`isect_offset_encode`, [..., tile_height,
             tile_width] and [M].
-        backgrounds: [..., D]; of a single image also [D].
+        backgrounds: [..., D]; also [D] for a single image.
         masks: [..., tile_height, tile_width] bool; tiles that are false show the background.
         packed: Whether inputs are packed.
         absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients.
-        subpixel_offset: [..., image_height, image_width, 2] where to evaluate each pixel, relative to its center, up to
-            0.5 pixels along each axis, as in Mip-Splatting (arXiv 2311.16493). Lists should then come from
-            :func:`isect_tiles` without `conics`; with them, it leaves out Gaussians that miss all centers of a tile.
-            None for centers. Not differentiable.
+        subpixel_offset: [..., image_height, image_width, 2], the offset of the sample position of each pixel from its
+            center, up to 0.5 pixels along each axis, as in Mip-Splatting (arXiv 2311.16493). None samples at the
+            centers. Lists should then come from :func:`isect_tiles` without `conics`: with `conics`, it leaves out
+            Gaussians that miss all pixel centers of a tile. Not differentiable.
         backend, numerics: As in :func:`tsplat.rasterization`.
 
     Returns:
@@ -86,7 +86,7 @@ def rasterize_to_pixels(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: A tile size that is not implemented.
+        NotImplementedError: The tile size is not implemented.
 
     Example::
 
@@ -147,35 +147,36 @@ def rasterize_to_pixels_2dgs(
     backend: Backend = "auto",
     numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, ...]:
-    """Composites projected 2D Gaussians (Huang et al., arXiv 2403.17888). Same as gsplat 1.5.3, for any channels.
+    """Composites projected 2D Gaussians (Huang et al., arXiv 2403.17888). Same as gsplat 1.5.3, for any number of
+    channels.
 
     Args:
-        means2d: [..., N, 2] pixels, or [nnz, 2] if packed, centers of bounding boxes, around which the low-pass filter
-            is.
-        ray_transforms: [..., N, 3, 3], or [nnz, 3, 3], from :func:`fully_fused_projection_2dgs`. Those that are not
-            finite, or whose last entry is zero, are not rendered.
-        colors: [..., N, D], or [nnz, D]. Distortion and median are those of the last channel: append depths.
+        means2d: [..., N, 2] pixels, or [nnz, 2] if packed: the centers of the bounding boxes. The low-pass filter is
+            centered there.
+        ray_transforms: [..., N, 3, 3], or [nnz, 3, 3], from :func:`fully_fused_projection_2dgs`. Gaussians whose
+            transform is not finite, or has a last entry of zero, are not rendered.
+        colors: [..., N, D], or [nnz, D]. Distortion and median use the last channel: append depths.
         opacities: [..., N] after sigmoid, or [nnz].
         normals: [..., N, 3], or [nnz, 3].
-        densify: Zeros [..., N, 2], or [nnz, 2]. Its gradient is that of the projected centers, in pixels, for
-            densification. Values are not read.
-        image_width, image_height, tile_size: As :func:`rasterize_to_pixels`.
-        isect_offsets, flatten_ids, backgrounds, masks, packed: As :func:`rasterize_to_pixels`.
+        densify: Zeros [..., N, 2], or [nnz, 2]. Receives the gradient with respect to the projected centers, in pixels,
+            for densification. The values are not read.
+        image_width, image_height, tile_size: As in :func:`rasterize_to_pixels`.
+        isect_offsets, flatten_ids, backgrounds, masks, packed: As in :func:`rasterize_to_pixels`.
         absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients, where
-            the low-pass filter applies. Of up to 12 channels.
-        distloss: Must be True or False. As in gsplat, distortion is rendered in any case.
+            the low-pass filter applies. Requires at most 12 channels.
+        distloss: Must be True or False. Distortion is always rendered, as in gsplat.
         backend, numerics: As in :func:`tsplat.rasterization`.
 
     Returns:
         ``render_colors`` [..., H, W, D]; ``render_alphas`` [..., H, W, 1]; ``render_normals`` [..., H, W, 3], sums
         weighted like colors, without a background; ``render_distort`` [..., H, W, 1], the sum of w_i w_j abs(z_i - z_j)
-        over all i and j, for z that ascend; ``render_median`` [..., H, W, 1], z of the last Gaussian in front of
-        which more than half of the light is left, or 0. Differentiable with respect to means2d, ray_transforms, colors,
-        opacities, normals and backgrounds; the median with respect to colors only.
+        over all i and j, for ascending z; ``render_median`` [..., H, W, 1], z of the last Gaussian in front of which
+        the transmittance exceeds 1/2, or 0. Differentiable with respect to means2d, ray_transforms, colors, opacities,
+        normals and backgrounds; the median with respect to colors only.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: A tile size that is not implemented, or ``absgrad`` with more channels.
+        NotImplementedError: The tile size is not implemented, or ``absgrad`` has more than 12 channels.
 
     Example::
 
@@ -259,22 +260,22 @@ def rasterize_to_pixels_eval3d(
     """Composites 3D Gaussians along the rays of pixels (3DGUT, arXiv 2412.12507, section 4.3). Same as gsplat 1.5.3.
 
     Args:
-        means, quats, scales, viewmats, Ks: As :func:`tsplat.rasterization`.
+        means, quats, scales, viewmats, Ks: As in :func:`tsplat.rasterization`.
         colors: [..., C, N, D].
         opacities: [..., C, N] after sigmoid.
-        image_width, image_height, tile_size: As :func:`rasterize_to_pixels`.
-        isect_offsets, flatten_ids, backgrounds, masks: As :func:`rasterize_to_pixels`, of rows [..., C, N].
-        camera_model, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs: As
+        image_width, image_height, tile_size: As in :func:`rasterize_to_pixels`.
+        isect_offsets, flatten_ids, backgrounds, masks: As in :func:`rasterize_to_pixels`, for rows [..., C, N].
+        camera_model, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs: As in
             :func:`tsplat.rasterization`.
-        ut_params: Checked, and of no effect, as in gsplat: rays do not depend on how Gaussians were projected.
-        use_hit_distance: Whether the last channel is the distance along the ray, as of the ``render_mode`` ``"d"`` of
-            :func:`tsplat.rasterization`, in place of the last color, which is not read.
-        return_normals: Whether to render normals, as :func:`tsplat.rasterization`.
+        ut_params: Checked, but without effect, as in gsplat: rays do not depend on the projection of the Gaussians.
+        use_hit_distance: Whether the last channel is the distance along the ray, as with ``render_mode="d"`` of
+            :func:`tsplat.rasterization`. It replaces the last color, which is not read.
+        return_normals: Whether to render normals, as in :func:`tsplat.rasterization`.
 
     Returns:
-        ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]; and with ``return_normals`` normals
-        [..., C, H, W, 3]. Differentiable with respect to means, quats, scales, colors, opacities, backgrounds, rays,
-        viewmats, viewmats_rs, radial_coeffs, tangential_coeffs and thin_prism_coeffs.
+        ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]; with ``return_normals`` also the
+        normals [..., C, H, W, 3]. Differentiable with respect to means, quats, scales, colors, opacities, backgrounds,
+        rays, viewmats, viewmats_rs, radial_coeffs, tangential_coeffs and thin_prism_coeffs.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
@@ -303,16 +304,16 @@ def rasterize_to_pixels_eval3d(
 
 
 class RayInputs(NamedTuple):
-    """Checked arguments of :func:`rasterize_to_pixels_eval3d`, as they are composited.
+    """The checked arguments of :func:`rasterize_to_pixels_eval3d`, in the form that compositing takes.
 
     Attributes:
-        lists: The lists of tiles that were passed.
-        splats: A row for each image and Gaussian.
-        backgrounds: [I, D] of channels that are not distances, or None.
-        behind: [I, 1, 1, 1], distances of the background, or None.
+        lists: The tile lists that were passed.
+        splats: One row for each image and Gaussian.
+        backgrounds: Backgrounds of the channels other than distances, [I, D], or None.
+        behind: Distances of the background, [I, 1, 1, 1], or None.
         arranged: Masks, the number of images, and intersections.
         settings: Settings of compositing.
-        rays: Of all pixels.
+        rays: Rays of all pixels.
     """
 
     lists: TileLists
@@ -324,7 +325,7 @@ class RayInputs(NamedTuple):
     rays: Rays
 
     def images(self) -> tuple[Tensor, ...]:
-        """Composites colors and alphas, and normals if they are rendered; see :func:`rasterize_to_pixels_eval3d`."""
+        """Composites; returns what :func:`rasterize_to_pixels_eval3d` returns."""
         maps = composite_outputs(self.splats, self.backgrounds, *self.arranged, self.settings, self.rays)
         images, alphas, size = maps["colors"], maps["alphas"], self.lists.size
         if self.behind is not None:
@@ -336,10 +337,10 @@ class RayInputs(NamedTuple):
 def ray_inputs(
     arguments: dict[str, Any], rays_of: Callable[[Cameras, CameraSettings, bool], Rays] | None = None
 ) -> RayInputs:
-    """Checks the arguments of :func:`rasterize_to_pixels_eval3d`, by name.
+    """Checks the arguments of :func:`rasterize_to_pixels_eval3d`, passed by name.
 
-    Without ``rays``, those of the pixels of cameras [B, C] are made by ``rays_of``, given their settings and whether
-    directions are normalized in the world frame; None for :func:`camera_rays`.
+    If ``arguments["rays"]`` is None, ``rays_of`` computes the rays of the pixels. It takes cameras [B, C], their
+    settings, and whether to normalize directions in the world frame. None for :func:`camera_rays`.
     """
     means, quats, scales, colors, opacities, viewmats, Ks, isect_offsets, backgrounds, rays = (
         arguments[name]

@@ -46,18 +46,17 @@ def isect_tiles(
         means2d: [..., N, 2] pixels, or [nnz, 2] if packed.
         radii: [..., N, 2] int32 pixels, or [nnz, 2]; zero where culled.
         depths: [..., N] or [nnz].
-        tile_size: Edge of a tile in pixels: 4, 8 or 16.
+        tile_size: Side length of a tile in pixels: 4, 8 or 16.
         tile_width, tile_height: Number of tiles along each axis of an image.
-        sort: Whether to sort by image, tile and depth, ties by index; otherwise intersections come Gaussian by
-            Gaussian.
-        segmented: Whether to sort each image on its own. The result is the same.
+        sort: Whether to sort by image, tile, depth and index. Otherwise intersections are listed Gaussian by Gaussian.
+        segmented: Whether to sort each image separately. The result is the same.
         packed: Whether inputs are packed; requires ``n_images`` and ``image_ids`` [nnz].
-        gaussian_ids: Unused, in gsplat as well.
+        gaussian_ids: Unused, as in gsplat.
         conics, opacities: [..., N, 3] and [..., N], or packed. With both, only tiles with a pixel center inside the
-            ellipse where alpha is 1/255 are listed (compositing loses nothing); without, tiles that overlap mean +-
-            radii.
-        backend, numerics: As in :func:`tsplat.rasterization`; the numerics that the radii were computed with.
-            ``numerics`` also decides the bits of ``isect_ids``; see :func:`isect_offset_encode`.
+            ellipse where alpha is 1/255 are listed, which does not change the image. Without, all tiles that overlap
+            mean +- radii are listed.
+        backend, numerics: As in :func:`tsplat.rasterization`. ``numerics`` must be the preset that the radii were
+            computed with. It also determines the bits of ``isect_ids``; see :func:`isect_offset_encode`.
 
     Returns:
         ``tiles_per_gauss`` int32 [..., N] or [nnz]; ``isect_ids`` int64 [M], image | tile | depth; ``flatten_ids``
@@ -65,7 +64,7 @@ def isect_tiles(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: A tile size that is not implemented.
+        NotImplementedError: The tile size is not implemented.
 
     Example::
 
@@ -130,10 +129,20 @@ def isect_tiles(
 def isect_offset_encode(
     isect_ids: Tensor, n_images: int, tile_width: int, tile_height: int, *, numerics: NumericsName = "gsplat-1.5"
 ) -> Tensor:
-    """Finds each tile's first intersection in sorted ids [M] of :func:`isect_tiles`. [I, tile_height, tile_width]
+    """Returns the index of the first intersection of each tile, from the sorted ``isect_ids`` of :func:`isect_tiles`.
 
-    ``numerics`` must be that of the ids: with ``"gsplat-1.6"``, tiles take one bit less if their number is a power of
-    two.
+    Args:
+        isect_ids: [M] sorted ids.
+        n_images: Number of images I.
+        tile_width, tile_height: Number of tiles along each axis of an image.
+        numerics: The preset that the ids were computed with. With ``"gsplat-1.6"``, tile ids take one bit less if the
+            number of tiles is a power of two.
+
+    Returns:
+        Offsets into the ids, [I, tile_height, tile_width]: int32, or int64 if 32 bits do not suffice.
+
+    Raises:
+        ArgumentError: A shape, dtype or value is invalid.
     """
     n_images = check_size("n_images", n_images)
     tile_width, tile_height = check_size("tile_width", tile_width), check_size("tile_height", tile_height)

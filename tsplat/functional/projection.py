@@ -69,7 +69,7 @@ def fully_fused_projection(
         sparse_grad: As in :func:`tsplat.rasterization`, for means, covars, quats and scales.
         calc_compensations: Whether to return antialiasing factors (Mip-Splatting, arXiv 2311.16493).
         camera_model: As in :func:`tsplat.rasterization`.
-        opacities: [..., N] after sigmoid; they tighten the radii. Not differentiable here.
+        opacities: [..., N] after sigmoid; low opacities reduce the radii. Not differentiable here.
         backend, numerics: As in :func:`tsplat.rasterization`.
 
     Returns:
@@ -148,13 +148,13 @@ def fully_fused_projection_with_ut(
     """Projects 3D Gaussians to the image plane by the unscented transform. Same as gsplat 1.5.3, and differentiable.
 
     Args:
-        means, quats, scales, opacities, viewmats, Ks: As :func:`fully_fused_projection`.
-        width, height, eps2d, near_plane, far_plane, radius_clip: As :func:`fully_fused_projection`.
-        calc_compensations, camera_model, backend, numerics: As :func:`fully_fused_projection`.
+        means, quats, scales, opacities, viewmats, Ks: As in :func:`fully_fused_projection`.
+        width, height, eps2d, near_plane, far_plane, radius_clip: As in :func:`fully_fused_projection`.
+        calc_compensations, camera_model, backend, numerics: As in :func:`fully_fused_projection`.
         ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, rolling_shutter, viewmats_rs: As
-            :func:`tsplat.rasterization`.
-        external_distortion_coeffs: As :func:`tsplat.rasterization`.
-        global_z_order: As :func:`tsplat.rasterization`; of depths and culling.
+            in :func:`tsplat.rasterization`.
+        external_distortion_coeffs: As in :func:`tsplat.rasterization`.
+        global_z_order: As in :func:`tsplat.rasterization`. Affects depths and culling.
 
     Returns:
         ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
@@ -225,12 +225,12 @@ def fully_fused_projection_2dgs(
     """Projects 2D Gaussians (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888). Same as gsplat 1.5.3.
 
     Args:
-        means, quats: [..., N, 3] centers, world frame, and [..., N, 4] rotations wxyz, any nonzero norm. Discs are in
+        means, quats: [..., N, 3] centers, world frame, and [..., N, 4] rotations wxyz, any nonzero norm. A disc lies in
             the plane of the first two rotated axes.
         scales: [..., N, 3] standard deviations along these axes, after exp; the third is not read.
-        viewmats, Ks, width, height: As :func:`fully_fused_projection`, of pinhole cameras.
-        eps2d: Must be a finite number; of no effect, as in gsplat: compositing filters by a circle.
-        near_plane, far_plane, radius_clip: As :func:`fully_fused_projection`.
+        viewmats, Ks, width, height: As in :func:`fully_fused_projection`, for pinhole cameras.
+        eps2d: Must be a finite number. It has no effect, as in gsplat: compositing applies a circular low-pass filter.
+        near_plane, far_plane, radius_clip: As in :func:`fully_fused_projection`.
         packed: Whether to return visible Gaussians only, as packed tensors.
         sparse_grad: As in :func:`tsplat.rasterization`, for means, quats and scales.
         backend, numerics: As in :func:`tsplat.rasterization`.
@@ -239,10 +239,10 @@ def fully_fused_projection_2dgs(
         ``(radii, means2d, depths, ray_transforms, normals)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
         [..., C, N, 3, 3] and [..., C, N, 3]. Culled Gaussians are zero. Packed, ``(batch_ids, camera_ids,
         gaussian_ids, radii, means2d, depths, ray_transforms, normals)`` with [nnz] in place of [..., C, N]. A ray
-        transform takes coordinates (u, v, 1) on the disc, in standard deviations, to z (x, y, 1) of the pixel (x, y).
-        ``means2d`` are the centers of the boxes around the unit circles, not the projected means. Normals are in the
-        camera frame and face the camera. All but radii (int32) and ids (int64) are differentiable with respect to
-        means, quats, scales and viewmats.
+        transform maps coordinates (u, v, 1) on the disc, in standard deviations, to z (x, y, 1) of the pixel (x, y).
+        ``means2d`` are the centers of the bounding boxes of the projected unit circles, not the projected means.
+        Normals are in the camera frame and face the camera. All but radii (int32) and ids (int64) are differentiable
+        with respect to means, quats, scales and viewmats.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
@@ -280,11 +280,11 @@ def _project(
     batch: torch.Size,
     sparse_grad: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Projects Gaussians that were checked.
+    """Projects checked Gaussians.
 
     Returns:
-        Radii, means2d, depths, shapes, and compensations of Gaussians or normals of surfels, [*batch, C, N, ...]; or
-        packed, [nnz, ...], with ids in front.
+        Radii, means2d, depths, shapes, and compensations or, for surfels, normals, [*batch, C, N, ...]. If packed,
+        they are [nnz, ...] and follow the ids.
     """
     sparse_gradients = SparseGradients() if sparse_grad else None
     if sparse_gradients is not None:

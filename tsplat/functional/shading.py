@@ -19,7 +19,7 @@ from ..stages.shading import evaluate_harmonics
 def spherical_harmonics(
     degrees_to_use: int, dirs: Tensor, coeffs: Tensor, masks: Tensor | None = None, *, backend: Backend = "auto"
 ) -> Tensor:
-    """Evaluates real spherical harmonics (Sloan, JCGT 2013). Same as gsplat 1.5.3, and without its shift by 0.5.
+    """Evaluates real spherical harmonics (Sloan, JCGT 2013). Same as gsplat 1.5.3: 0.5 is not added.
 
     Args:
         degrees_to_use: Highest degree, 0 to 4.

@@ -1,4 +1,4 @@
-"""Lists of tiles that the caller made: checked, and composited."""
+"""Checks tile lists that the caller passes, and composites them."""
 
 import math
 from typing import NamedTuple
@@ -25,12 +25,11 @@ from ..scalars import check_size
 from ..stages.compositing import composite
 
 CHANNEL_CHUNK = 32
-"""Most channels that one walk over lists accumulates."""
+"""Maximum number of channels that one walk over the lists accumulates."""
 
 
 class TileLists(NamedTuple):
-    """Checked lists of tiles as passed, with the size of images and tiles in pixels, and the images' leading
-    dimensions."""
+    """Checked tile lists, with the size of images and tiles in pixels, and the leading dimensions of the images."""
 
     width: int
     height: int
@@ -51,7 +50,7 @@ class TileLists(NamedTuple):
         masks: Tensor | None,
         name: str = "isect_offsets",
     ) -> "TileLists":
-        """Checks all but the number of rows. Messages call the offsets `name`."""
+        """Checks everything except the number of rows. ``name`` is the name of the offsets in messages."""
         width, height = check_size("image_width", image_width), check_size("image_height", image_height)
         tile_size = check_tile_size(tile_size)
         meaning = "[..., tile_height, tile_width]"
@@ -67,18 +66,18 @@ class TileLists(NamedTuple):
         check_tensor("flatten_ids", flatten_ids, [None], "[M]", dtypes=INTEGERS)
         if flatten_ids.numel() > INTERSECTIONS_MAX:
             raise ArgumentError(
-                f"flatten_ids: {flatten_ids.numel():,} intersections are more than 32-bit indices hold; render fewer "
+                f"flatten_ids: {flatten_ids.numel():,} intersections are more than 32-bit indices allow; render fewer "
                 "images at a time"
             )
         return cls(width, height, tile_size, isect_offsets.shape[:-2], isect_offsets, flatten_ids, masks)
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Leading dimensions of the images, [..., H, W]."""
+        """The shape of the images without channels, [..., H, W]."""
         return (*self.images, self.height, self.width)
 
     def check_means(self, means2d: Tensor, *, packed: bool) -> torch.Size:
-        """Checks the means of rows, and returns the leading dimensions of these."""
+        """Checks the means, and returns their leading dimensions."""
         shape = [None, 2] if packed else [*self.images, None, 2]
         check_tensor("means2d", means2d, shape, "[nnz, 2] if packed, else [..., N, 2]")
         return means2d.shape[:-1]
@@ -86,7 +85,11 @@ class TileLists(NamedTuple):
     def check_rows(
         self, leading: torch.Size, colors: Tensor, opacities: Tensor, backgrounds: Tensor | None
     ) -> Tensor | None:
-        """Checks what belongs to rows with leading dimensions, and returns the backgrounds [..., D]."""
+        """Checks colors, opacities and backgrounds of rows with these leading dimensions, and the lists of the rows.
+
+        Returns:
+            The backgrounds [..., D].
+        """
         check_tensor("opacities", opacities, [*leading], "[..., N] as means2d")
         check_tensor("colors", colors, [*leading, None], "[..., N, D] as means2d")
         channels = colors.shape[-1]
@@ -98,13 +101,15 @@ class TileLists(NamedTuple):
         first = self.isect_offsets.flatten()[:1]
         if first.device.type == "cpu" and bool(first.any()):  # kernels look up the tile of each intersection
             raise ArgumentError(
-                f"isect_offsets: expected offsets that begin with 0, found {int(first)}; pass those of sorted ids"
+                f"isect_offsets: expected offsets that begin with 0, found {int(first)}; pass the offsets of sorted ids"
             )
         return backgrounds
 
     def arrange(self, rows: dict[str, Tensor | None], channels: int) -> tuple[Tensor | None, int, list[Intersections]]:
-        """Checks devices and memory for so many channels, and returns masks, I and intersections for ``composite``.
-        Rows are what else is composited, by name; ``means2d`` is in the compute dtype."""
+        """Checks devices and memory. Returns masks, the number of images and intersections, for ``composite``.
+
+        ``rows`` holds the other tensors by name; its ``means2d`` is in the compute dtype.
+        """
         lists = dict(masks=self.masks, isect_offsets=self.isect_offsets, flatten_ids=self.flatten_ids)
         check_devices(rows | lists)
         means2d, n_images = rows["means2d"], math.prod(self.images)
@@ -125,7 +130,7 @@ class TileLists(NamedTuple):
         footprint: str = "ellipse",
         outputs: tuple[Output, ...] = (),
     ) -> CompositingSettings:
-        """Settings of compositing for these images. The camera matters to footprints along rays only."""
+        """Returns the settings of compositing. Only footprints along rays use the camera."""
         camera = camera or CameraSettings(self.width, self.height)
         return CompositingSettings(
             camera, self.tile_size, CHANNEL_CHUNK, absgrad, numerics, backend, footprint, outputs
@@ -133,13 +138,13 @@ class TileLists(NamedTuple):
 
     @torch.no_grad()
     def positions(self, subpixel_offset: Tensor, dtype: torch.dtype) -> Rays:
-        """Checks offsets [..., H, W, 2] from pixel centers, and returns where pixels are evaluated."""
+        """Checks offsets [..., H, W, 2] from pixel centers, and returns the sample positions of the pixels."""
         check_tensor("subpixel_offset", subpixel_offset, [*self.size, 2], "[..., image_height, image_width, 2]")
         check_devices(dict(isect_offsets=self.isect_offsets, subpixel_offset=subpixel_offset))
         offset = subpixel_offset.to(dtype).reshape(-1, self.height, self.width, 2)
         if not bool((offset.abs() <= 0.5).all()):
-            most = float(offset.abs().max())
-            raise ArgumentError(f"subpixel_offset: expected offsets of at most 0.5 pixels, found {most:g}")
+            largest = float(offset.abs().max())
+            raise ArgumentError(f"subpixel_offset: expected offsets of at most 0.5 pixels, found {largest:g}")
         x, y = pixel_centers(self.width, self.height, offset)
         positions = torch.ones_like(offset[:, None, :, :, 0]).repeat(1, 3, 1, 1)
         positions[:, 0] = x + offset[..., 0]
@@ -156,10 +161,10 @@ class TileLists(NamedTuple):
         settings: CompositingSettings,
         rays: Rays | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Composites rows that were checked; returns images [..., H, W, D] and [..., H, W, 1].
+        """Composites checked rows. Returns colors [..., H, W, D] and alphas [..., H, W, 1].
 
-        Means [..., 2] and shapes [nnz, S] are in the compute dtype; colors and opacities have the leading dimensions of
-        means.
+        Means [..., 2] and shapes [nnz, S] are in the compute dtype. Colors and opacities have the leading dimensions of
+        the means.
         """
         dtype, channels = means2d.dtype, colors.shape[-1]
         given = dict(means2d=means2d, shapes=shapes, colors=colors, opacities=opacities, backgrounds=backgrounds)

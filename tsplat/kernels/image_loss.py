@@ -290,18 +290,18 @@ def l1_ssim_fwd(
     return (l1, ssim, loss), (image, target, maps)
 
 
-def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windows: int, ssim_weight: float) -> Tensor:
+def l1_ssim_bwd(saved: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windows: int, ssim_weight: float) -> Tensor:
     """Computes the gradient of the image.
 
     Args:
-        kept: The saved tensors that :func:`l1_ssim_fwd` returned.
+        saved: The tensors to save that :func:`l1_ssim_fwd` returned.
         v: Gradients of L1, SSIM and the loss, each [] or None.
         n_windows, ssim_weight: As in :func:`l1_ssim_fwd`.
 
     Returns:
         [B, H, W, C], channel-major in memory, so that neighboring pixels of a channel are adjacent.
     """
-    image, _, maps = kept
+    image, _, maps = saved
     v_image = maps.new_empty(maps.shape[1:])
     v_l1, v_ssim, v_loss = v
     _l1_ssim_bwd_kernel.launch(
@@ -312,7 +312,7 @@ def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windo
         v_image=v_image,
         n_windows=n_windows,
         ssim_weight=ssim_weight,
-        **_arguments(*kept),
+        **_arguments(*saved),
     )
     return v_image.permute(0, 2, 3, 1)
 

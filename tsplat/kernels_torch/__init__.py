@@ -1,4 +1,4 @@
-"""The launchers of ``kernels`` in vectorized PyTorch, for devices without Triton: same names, same signatures."""
+"""The functions of ``kernels`` in vectorized PyTorch, for devices without Triton. Names and signatures are the same."""
 
 from .adam import adam_step
 from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, tile_alphas

@@ -36,7 +36,7 @@ def adam_step(
 
 
 def _random_bits(elements: Tensor, step: int) -> Tensor:
-    """Returns 32 random bits of each element, int64; see ``kernels/adam.py``."""
+    """Hashes element indices and the step to 32 random bits each, int64; see ``kernels/adam.py``."""
     x = (elements + step * 0x9E3779B9) & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
@@ -44,7 +44,7 @@ def _random_bits(elements: Tensor, step: int) -> Tensor:
 
 
 def _to_bf16(values: Tensor, random_bits: Tensor) -> Tensor:
-    """Rounds values to bf16 at random; see ``kernels/adam.py``."""
+    """Rounds values to bf16 stochastically, up or down; see ``kernels/adam.py``."""
     bits = values.float().view(torch.int32) + (random_bits & 0xFFFF).int()
     rounded = (bits >> 16).to(torch.int16).view(torch.bfloat16)
     return torch.where(values.isnan(), torch.nan, rounded)

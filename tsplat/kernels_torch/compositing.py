@@ -1,9 +1,10 @@
 """Compositing in vectorized PyTorch, one tile at a time so that the working set stays in cache.
 
-The math is that of ``kernels/compositing``: moments of g per intersection, written to its slot and summed per
-Gaussian. A tile takes its Gaussians in blocks. The transmittance never rises, so a Gaussian is added exactly if the
-transmittance behind it exceeds the limit, whatever stopped the pixel before. Blocks are large enough for PyTorch to
-parallelize each operation. One thread per tile is slower, as many small operations contend for the interpreter's lock.
+The equations are the same as in ``kernels/compositing``. The backward pass writes the sums of each intersection to its
+slot, and adds up the slots of each Gaussian. A tile processes its Gaussians in blocks, large enough for PyTorch to
+parallelize each operation. (One thread per tile is slower: many small operations contend for the interpreter's lock.)
+The transmittance never increases. So a Gaussian is added if and only if the transmittance behind it exceeds
+TRANSMITTANCE_MIN.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from .distortion import Behind, InFront
 from .footprints import FOOTPRINTS, Local, Pixels
 
 BLOCK = 256
-"""Gaussians at a time: few operations, whose tensors [256 pixels, 256] still fit into the cache of a core."""
+"""Gaussians per block. Large blocks take few operations, and tensors [256 pixels, 256] fit into the cache of a core."""
 
 Block = tuple[Tensor, Tensor, Tensor, Tensor, Local]
-"""Rows [K] of a tile; their weights [P, K], how many of them each pixel passed [P], and the transmittance behind [P],
-negative if stopped; and the local coordinates of pixels in the Gaussians."""
+"""Rows [K] of a block; their weights [P, K]; how many of them each pixel added [P]; the transmittance behind the block
+[P], negative if the pixel has stopped; and the local coordinates of the pixels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A tile: its image, its pixels there as slices of lines and columns, and its intersections."""
+    """The image of a tile, its pixels as slices of image rows and columns, and the range of its intersections."""
 
     image: int
     pixels: tuple[slice, slice]
@@ -54,7 +55,7 @@ class Tile:
 def tiles(
     intersections: Intersections, n_images: int, settings: CompositingSettings, shown: list[bool] | None
 ) -> Iterator[Tile]:
-    """Iterates over the tiles of a band. Tiles that are not shown have no intersections."""
+    """Iterates over the tiles of a band. The range of intersections is empty for tiles that are not shown."""
     width, height, size = settings.camera.width, settings.camera.height, settings.tile_size
     grid = TileGrid.cover(n_images, width, height, size)
     bounds = itertools.pairwise(intersections.isect_offsets.tolist())
@@ -66,7 +67,7 @@ def tiles(
 
 
 class _Features:
-    """Colors, followed by depths. Blocks of K rows are gathered as [channels, K] in the compute dtype."""
+    """Colors, followed by depths. ``gather`` returns those of K rows as [channels, K] in the compute dtype."""
 
     def __init__(self, splats: Splats) -> None:
         self._parts = []
@@ -83,7 +84,7 @@ class _Features:
 
 
 def tile_pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -> Pixels:
-    """Returns the centers of the pixels of a tile, or their rays."""
+    """Returns the pixel centers of a tile, or the rays of its pixels if there are rays."""
     lines, columns = tile.pixels
     if rays is None:
         return centers[0][columns], centers[1][lines]
@@ -94,25 +95,30 @@ def tile_pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -
 
 
 def _alphas(record: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[Local, Tensor, Tensor | None]:
-    """Returns local coordinates of pixels in Gaussians, alpha [P, K], and where alpha is clamped, or None."""
-    most, alpha_max = record[-1], settings.numerics.alpha_max
+    """Returns the local coordinates of pixels, alpha [P, K], and where alpha is clamped [P, K], or None if nowhere.
+
+    alpha = min(alpha_max, opacity * exp(-sigma)), and 0 below ALPHA_MIN.
+    """
+    clamped_opacity, alpha_max = record[-1], settings.numerics.alpha_max
     local, exponent = FOOTPRINTS[settings.footprint].locate(record, pixels)
-    exponent = exponent.view(-1, most.numel())
-    clamped = exponent > math.log(alpha_max) if bool((most == alpha_max).any()) else None
-    alpha = torch.minimum(exponent.exp_(), most)
-    # `threshold` keeps greater values, several times faster than a comparison and a product.
+    exponent = exponent.view(-1, clamped_opacity.numel())
+    clamped = exponent > math.log(alpha_max) if bool((clamped_opacity == alpha_max).any()) else None
+    alpha = torch.minimum(exponent.exp_(), clamped_opacity)
+    # `threshold` zeros values up to `below`. It is several times faster than a comparison and a product.
     below = math.nextafter(ALPHA_MIN, 0.0) if alpha.dtype == torch.float64 else ALPHA_MIN * (1 - 2**-24)
     return local, torch.threshold_(alpha, below, 0.0), clamped
 
 
 def locate_rows(records: Tensor, rows: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[Local, Tensor]:
-    """Returns local coordinates of pixels in the Gaussians of rows [K], and alpha [P, K]."""
+    """Returns the local coordinates of pixels in the Gaussians of rows [K], and alpha [P, K]."""
     local, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
     return local, alpha
 
 
 def _blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns weights [P, K] front to back, how many of K each pixel passed, and transmittance, negative if stopped."""
+    """Returns the weights [P, K], front to back; how many of the K each pixel added [P]; and the transmittance behind
+    them [P], negative if the pixel has stopped."""
+    # T_k = T_0 (1 - alpha_1) ... (1 - alpha_k);  w_k = alpha_k T_(k - 1)
     after = (1 - alpha).cumprod(-1).mul_(transmittance[:, None])
     weight = alpha.clone()
     weight[:, 0] *= transmittance
@@ -133,17 +139,17 @@ def walk(
     tile: Tile,
     flatten_ids: Tensor,
     transmittance: Tensor,
-    find: Callable[[Tensor], tuple[tuple[Tensor, ...], Tensor]],
+    locate: Callable[[Tensor], tuple[tuple[Tensor, ...], Tensor]],
 ) -> Iterator[Block]:
-    """Walks a tile's list front to back, a block of K at a time, until all of its pixels have stopped.
+    """Walks the list of a tile front to back, one block of K rows at a time, until all pixels have stopped.
 
     Args:
-        transmittance: [P] in front of the list.
-        find: Rows [K] -> local coordinates of pixels in Gaussians, and alpha [P, K].
+        transmittance: The transmittance in front of the list, [P].
+        locate: Maps rows [K] to the local coordinates of pixels, and alpha [P, K].
     """
     for start in range(tile.start, tile.end, BLOCK):
         rows = flatten_ids[start : min(start + BLOCK, tile.end)]
-        local, alpha = find(rows)
+        local, alpha = locate(rows)
         weight, passed, transmittance = _blend(alpha, transmittance)
         yield rows, weight, passed, transmittance, local
         if float(transmittance.amax()) <= 0:
@@ -169,7 +175,7 @@ def composite_fwd(
         transmittance = means2d.new_ones(shape.numel())
         color = means2d.new_zeros(channels, shape.numel())
         last = torch.zeros_like(transmittance, dtype=torch.int32)
-        in_front = InFront.nothing(transmittance)
+        in_front = InFront.initial(transmittance)
         pixels = tile_pixels(tile, centers, rays)
         locate = functools.partial(locate_rows, records, pixels=pixels, settings=settings)
         for rows, weight, passed, behind, local in walk(tile, intersections.flatten_ids, transmittance, locate):
@@ -227,15 +233,15 @@ def composite_bwd(
         if rays is not None and rays.v_per_pixel is not None:
             v_rays = rays.v_per_pixel[tile.image][(slice(None), *tile.pixels)]
         transmittance, last = transmittances[here].flatten(), last_ids[here].flatten()
-        # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
+        # Incoming gradients of pixels without a Gaussian may be NaN, e.g. of 1 / depth. They count as zero.
         covered = transmittance < 1
-        # Contiguous, as the rounding of matrix products depends on strides.
+        # Made contiguous below, because the rounding of matrix products depends on strides.
         v_color = torch.where(covered[:, None], v_render_colors[here].flatten(0, 1), 0.0)
         state = None
         if depth_sums is not None:
             state = Behind(2 * v_color[:, -1], 1 + transmittance, -depth_sums[here].flatten())
         v_color = v_color[:, :channels].contiguous()
-        # Gradient of the loss with respect to ln(T) behind everything.
+        # dL/d ln(T_end), the gradient with respect to the log transmittance behind all Gaussians.
         rest = torch.zeros_like(transmittance)
         if v_render_alphas is not None:
             rest = -torch.where(covered, v_render_alphas[here].flatten(), 0.0)
@@ -243,33 +249,34 @@ def composite_bwd(
             rest = rest + (v_color[:, : backgrounds.shape[1]] * backgrounds[tile.image]).sum(-1)
         rest = rest * transmittance
         for end in range(int(last.max()), 0, -BLOCK):
-            # Back to front.
-            entries = torch.arange(end - 1, max(end - BLOCK, 0) - 1, -1, device=last.device)
+            entries = torch.arange(end - 1, max(end - BLOCK, 0) - 1, -1, device=last.device)  # back to front
             rows = flatten_ids[tile.start + entries]
             record = records.index_select(1, rows)
             local, alpha, clamped = _alphas(record, pixels, settings)
             if int(last.min()) < end:
                 alpha *= entries < last[:, None]
+            # T in front of a Gaussian is T behind it / (1 - alpha).
             inverse = 1 / (1 - alpha)
             weight = inverse.cumprod(-1).mul_(transmittance[:, None])
             front, transmittance = weight, weight[:, -1].clone()
             feature = features.gather(rows)
             v_last = None
             if settings.normals or settings.hits:
-                gained, turned = footprint.pixel_features_vjp(feature, v_color, local, pixels, settings)
+                v_weight, flips = footprint.pixel_features_vjp(feature, v_color, local, pixels, settings)
             else:
-                gained = v_color @ feature
+                v_weight = v_color @ feature
             if state is None:
                 weight *= alpha
             else:
                 weight = front * alpha
                 z = footprint.hits(feature[-1], local)
-                state, v_weight, v_last = state.step(weight, front, front * (1 - alpha), z)
-                gained += v_weight
-            gained *= weight
-            behind = gained.cumsum(-1).add_(rest[:, None])
+                state, v_distortion, v_last = state.step(weight, front, front * (1 - alpha), z)
+                v_weight += v_distortion
+            # g = alpha dL/d alpha = w dL/dw - alpha / (1 - alpha) R, with R = dL/d ln(T) behind the Gaussian:
+            # the sum of w dL/dw over the Gaussians behind it, plus dL/d ln(T_end).
+            g = v_weight.mul_(weight)
+            behind = g.cumsum(-1).add_(rest[:, None])
             odds = alpha.mul_(inverse)
-            g = gained
             g[:, 0] -= rest * odds[:, 0]
             g[:, 1:].addcmul_(behind[:, :-1], odds[:, 1:], value=-1)
             rest = behind[:, -1]
@@ -281,7 +288,7 @@ def composite_bwd(
             out = footprint.sums(record, g.view(shape), local, v_hits, v_rays)
             v_features = v_color.T @ weight
             if settings.normals:
-                v_features[:3] += v_color[:, :3].T @ (weight * turned)
+                v_features[:3] += v_color[:, :3].T @ (weight * flips)
             if settings.planes:
                 assert v_hits is not None
                 v_features[-1] = footprint.v_centers(v_hits, local).sum(0)
@@ -299,7 +306,7 @@ def composite_bwd(
 
 
 def pack_records(splats: Splats, settings: CompositingSettings) -> Tensor:
-    """Packs what compositing reads of each row, by the footprint of the settings. [values, nnz]"""
+    """Packs the values that compositing reads from each row, as the footprint defines them. [values, nnz]"""
     return FOOTPRINTS[settings.footprint].pack(splats, settings.numerics)
 
 
@@ -309,7 +316,7 @@ def tile_alphas(splats: Splats, settings: CompositingSettings) -> Callable[[Tens
 
 
 def _sum_slots(v_slots: Tensor, gaussian_major: GaussianMajor, sums: Tensor) -> None:
-    """Adds slots to sums span by span, so that the bits of sums do not depend on the bands."""
+    """Adds slots to sums, span by span, so that the bits of the sums do not depend on the bands."""
     lengths, starts = gaussian_major.isect_starts.diff(), gaussian_major.span_starts
     span_sums = torch.segment_reduce(v_slots, "sum", lengths=lengths, axis=0, unsafe=True)
     counts = starts.diff()

@@ -13,7 +13,7 @@ RADIUS = len(SSIM_TAPS) // 2
 
 
 def _blur(maps: Tensor, padding: int) -> Tensor:
-    """Returns Gaussian-weighted means around pixels, [B, M, H, W]."""
+    """Convolves maps [B, M, H, W] with the Gaussian window of SSIM."""
     window = torch.tensor(SSIM_TAPS, dtype=maps.dtype, device=maps.device).expand(maps.shape[1], 1, 1, -1)
     # One group per channel selects PyTorch's own kernel, which unlike cuDNN's never rounds to TF32.
     maps = conv2d(maps.contiguous(), window, padding=(0, padding), groups=maps.shape[1])
@@ -23,7 +23,7 @@ def _blur(maps: Tensor, padding: int) -> Tensor:
 def l1_ssim_fwd(
     image: Tensor, target: Tensor, *, valid: bool, n_windows: int, ssim_weight: float, dtype: torch.dtype
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    # The order of a sum depends on the strides.
+    # Contiguous, because the order of summation depends on strides.
     x, y = (rearrange(i.contiguous().to(dtype), "b h w c -> b c h w") for i in (image, target))
     stacked = torch.cat([x, y, x * x, y * y, x * y], 1)
     mean_x, mean_y, mean_xx, mean_yy, mean_xy = _blur(stacked, 0 if valid else RADIUS).chunk(5, 1)
@@ -40,8 +40,8 @@ def l1_ssim_fwd(
     return (*means, loss), (image, target, pad(maps, (RADIUS,) * 4) if valid else maps)
 
 
-def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windows: int, ssim_weight: float) -> Tensor:
-    image, target, maps = kept
+def l1_ssim_bwd(saved: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windows: int, ssim_weight: float) -> Tensor:
+    image, target, maps = saved
     v_l1, v_ssim, v_loss = (maps.new_zeros(()) if of_mean is None else of_mean for of_mean in v)
     l1_scale = (v_l1 + v_loss * (1 - ssim_weight)) / maps[0].numel()
     ssim_scale = (v_ssim - v_loss * ssim_weight) / n_windows

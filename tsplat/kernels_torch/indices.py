@@ -1,4 +1,4 @@
-"""Rows of projections: their indices, and which of them are kept."""
+"""Indices of rows: between the packed and the dense layout, and from rows to Gaussians and images."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from ..data import Gaussians3D
 def visible_rows(
     dense_ids: Tensor | None, radii: Tensor | None, n_dense: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Returns rows that are not culled, and their indices into the dense [B, C, N] layout."""
+    """Returns the rows that are not culled, and their indices in the dense [B, C, N] layout."""
     if radii is None:
         rows = torch.arange(n_dense if dense_ids is None else dense_ids.numel(), device=device)
     else:
@@ -27,19 +27,22 @@ def row_of_dense(dense_ids: Tensor, n_dense: int) -> Tensor:
 
 
 def packed_ids(row_of: Tensor | None) -> Tensor | None:
-    """Inverts :func:`row_of_dense`: index of each row in the dense layout, or None if rows are not packed."""
+    """Inverts :func:`row_of_dense`: returns the dense index of each row, or None if rows are not packed."""
     return None if row_of is None else (row_of >= 0).nonzero().squeeze(1)
 
 
 def keep_visible(values: Tensor, visible: Tensor, *, packed: bool) -> Tensor:
-    """Returns values of rows that are visible [n_dense] if packed; otherwise of all rows, zero where culled."""
+    """Returns the values of the visible rows if ``packed``, otherwise of all rows, with zeros where culled.
+
+    ``visible`` is a mask [n_dense].
+    """
     if packed:
         return values[visible]
     return torch.where(visible.view(-1, *[1] * (values.dim() - 1)), values, values.new_zeros(()))
 
 
 def gaussians_and_images(dense_ids: Tensor, n_gaussians: int, n_cameras: int) -> tuple[Tensor, Tensor]:
-    """Returns flat indices into [B, N] and [B, C] from flat indices into [B, C, N]."""
+    """Converts flat indices into [B, C, N] to flat indices into [B, N] (Gaussians) and [B, C] (images)."""
     images = dense_ids // max(n_gaussians, 1)
     return images // n_cameras * n_gaussians + dense_ids % max(n_gaussians, 1), images
 
@@ -51,5 +54,5 @@ def flat_scenes(gaussians: Gaussians3D) -> Gaussians3D:
 
 
 def all_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns rows in which every tensor is finite. [nnz] bool"""
+    """Returns whether all values of a row are finite in all tensors. [nnz] bool"""
     return torch.stack([tensor[..., None].flatten(1).isfinite().all(-1) for tensor in tensors]).all(0)

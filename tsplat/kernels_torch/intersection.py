@@ -10,14 +10,18 @@ from ..data import NO_LIMIT, OVERFLOW, IntersectionSettings, Limit, ScreenGaussi
 def _extents(
     means2d: Tensor, radii: Tensor, conics: Tensor | None, opacities: Tensor | None, extend: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Returns half extents in x and y, whether visible; determinant (0 if not meaningful) and level of the ellipse."""
+    """Returns the half extents in x and y, whether rows are visible, and the determinant and the level of the ellipse.
+
+    The ellipse is (dx, dy) conic (dx, dy)^T <= level. The determinant is 0 if rounding may dominate it. Without conics
+    and opacities, determinant and level are None.
+    """
     seen = (radii > 0).all(-1)
     extent_x, extent_y = radii.to(means2d.dtype).unbind(-1)
     if conics is None or opacities is None:
         return extent_x, extent_y, seen, None, None
     a, b, c = conics.unbind(-1)
     support = 2 * (opacities / ALPHA_MIN).clamp_min(1).log()
-    # The radii bound the ellipse without cancellation, but were cut off at `extend` standard deviations.
+    # The radii bound the ellipse without cancellation, but only up to `extend` standard deviations.
     cut = 1.0001 * (support.sqrt() / extend).clamp_min(1)
     det = a * c - b * b
     condition = torch.where(det > 0, a * c / torch.where(det > 0, det, 1.0), torch.inf)
@@ -31,7 +35,8 @@ def _extents(
 
 
 def _tile_range(low: Tensor, high: Tensor, n_tiles: int, tile_size: int, centers: bool) -> tuple[Tensor, Tensor]:
-    """Returns first tile and number of tiles in [low, high]: with a center inside if `centers`, or that overlap."""
+    """Returns the first tile and the number of tiles that overlap [low, high], or have a pixel center inside if
+    ``centers``."""
     if centers:
         n_pixels = n_tiles * tile_size
         first = (low - 0.5).ceil().clamp(0, n_pixels).to(torch.int32)
@@ -46,7 +51,7 @@ def _tile_range(low: Tensor, high: Tensor, n_tiles: int, tile_size: int, centers
 def _wrapped_range(
     low: Tensor, high: Tensor, mean: Tensor, period: Tensor, grid: TileGrid, centers: bool
 ) -> tuple[Tensor, Tensor]:
-    """Returns what :func:`_tile_range` does, for columns that wrap; see the device function of the same name."""
+    """Same as :func:`_tile_range`, for columns that wrap; see the device function of the same name."""
     low, high = torch.maximum(low, mean - 0.5 * period), torch.minimum(high, mean + 0.5 * period)
     n_tiles = grid.tile_width
     (first, count), (_, from_left), (from_right, after) = (
@@ -99,7 +104,7 @@ def tile_columns(
         thick = det > 0
         a, b, c = conics.unbind(-1)
         a = torch.where(thick, a, 1.0)
-        # dy of the leftmost point of the ellipse; the rightmost point is its mirror image.
+        # dy of the leftmost point of the ellipse. The rightmost point is at -dy. Both are clamped to the tile row.
         skew = b * (level / torch.where(thick, c * det, 1.0)).sqrt()
         dy_right = torch.minimum(torch.maximum(-skew, top), bottom)
         dy_left = torch.minimum(torch.maximum(skew, top), bottom)

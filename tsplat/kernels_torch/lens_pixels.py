@@ -1,6 +1,6 @@
-"""Pixels of points, and directions of pixels, by any lens, with a windshield or without.
+"""Projects points to pixels, and pixels to directions, by any lens, with or without a windshield.
 
-``lens`` are values of ``Cameras.lens``, or None; the polynomials of a windshield follow those of the lens in it.
+``lens`` is ``Cameras.lens`` or None. The coefficients of a windshield follow the coefficients of the lens.
 """
 
 import math
@@ -18,11 +18,11 @@ N_POLYNOMIAL = 21
 
 
 Windshield = namedtuple("Windshield", "horizontal vertical horizontal_inverse vertical_inverse")
-"""Coefficients of polynomials: those of points, and their inverse, of rays."""
+"""Coefficients of two polynomials, which project points, and of their inverses, which unproject pixels."""
 
 
 def _coefficients(values: tuple[Tensor, ...], lens: Lens) -> tuple[Any, Windshield | None]:
-    """Returns the coefficients of a lens and of the windshield in front of it; None without one."""
+    """Returns the coefficients of a lens, and of its windshield or None."""
     starts = range(LENS_COEFFICIENTS, len(values), N_POLYNOMIAL)
     return lens.read(values), Windshield(*[values[i : i + N_POLYNOMIAL] for i in starts]) if starts else None
 
@@ -30,9 +30,9 @@ def _coefficients(values: tuple[Tensor, ...], lens: Lens) -> tuple[Any, Windshie
 def lens_pixel(
     p: Triple, lens: Tensor | None, intrinsics: tuple[Tensor, ...], camera: CameraSettings, margin: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns pixel x and y of a point of the camera frame, and whether the lens sees it; 0, 0 if it is not in front.
+    """Projects points of the camera frame. Returns u, v, and whether points are seen inside the image plus a margin.
 
-    A lens may show points behind the camera, too.
+    Points behind the camera get pixel (0, 0) and are not seen, unless the lens shows them.
     """
     model = LENSES[camera.model]
     k, windshield = _coefficients(() if lens is None else lens.unbind(1), model)
@@ -40,7 +40,7 @@ def lens_pixel(
     behind = model.shows_behind(p, k)
     if behind is not None:
         front = front | behind
-    # Gradients of what is not used must not be NaN.
+    # Replaced by a point on the optical axis, so that unused gradients are not NaN.
     p = (torch.where(front, p[0], 0.0), torch.where(front, p[1], 0.0), torch.where(front, p[2], 1.0))
     seen = front
     if windshield is not None:
@@ -58,7 +58,7 @@ def pixel_difference(
     p: Triple, d: Triple, pixel: tuple[Tensor, Tensor], intrinsics: tuple[Tensor, ...], camera: CameraSettings,
     margin: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Returns the pixel of p + d less that of p, without the rounding errors of either; and whether p + d is seen."""
+    """Returns pixel(p + d) - pixel(p), without the rounding errors of the pixels, and whether p + d is seen."""
     x, y, exists = LENSES[camera.model].project_difference(p, d)
     dx, dy = intrinsics[0] * x, intrinsics[1] * y
     u = pixel[0] + dx
@@ -67,7 +67,7 @@ def pixel_difference(
 
 
 def _inside(u: Tensor, v: Tensor, camera: CameraSettings, margin: float) -> Tensor:
-    """Returns whether a pixel is within the image and a margin."""
+    """Returns whether a pixel is inside the image plus a margin, a fraction of the image size."""
     side, top = margin * camera.width, margin * camera.height
     return (u >= -side) & (u < camera.width + side) & (v >= -top) & (v < camera.height + top)
 
@@ -78,13 +78,13 @@ def u_period(fx: Tensor) -> Tensor:
 
 
 def whole_periods(difference: Tensor, period: Tensor) -> Tensor:
-    """Returns the multiple of the period nearest to a difference of two u; the difference minus it is the shorter way
+    """Returns the multiple of the period that is closest to a difference of two u. Subtracting it gives the shorter way
     around."""
     return period * (difference.detach() / period + 0.5).floor()
 
 
 def unproject(x: Tensor, y: Tensor, lens: Tensor | None, camera: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the unit directions that cameras with a focal length of 1 show at x, y, [I, H, W]; zero if none."""
+    """Returns the unit directions at image positions x, y [I, H, W] of cameras with focal length 1; zero if none."""
     model = LENSES[camera.model]
     k, windshield = _coefficients(() if lens is None else lens[:, :, None, None].unbind(1), model)
     dx, dy, dz = model.unproject(x, y, k)
@@ -97,7 +97,8 @@ def unproject(x: Tensor, y: Tensor, lens: Tensor | None, camera: CameraSettings)
 
 
 def _refract(p: Triple, horizontal: tuple[Tensor, ...], vertical: tuple[Tensor, ...]) -> tuple[Triple, Tensor]:
-    """Returns unit directions in which a windshield shows points, and whether it does; see the kernels' ``refract``."""
+    """Refracts points at a windshield; see ``kernels/projection/windshield.py``. Returns the unit directions in which
+    it shows the points, and whether it shows them."""
     x, y, z = p
     phi, psi = torch.atan2(x, torch.hypot(y, z)), torch.atan2(y, torch.hypot(x, z))
     h, h_phi, h_psi = _polynomial(horizontal, phi, psi)
@@ -114,7 +115,10 @@ def _refract(p: Triple, horizontal: tuple[Tensor, ...], vertical: tuple[Tensor, 
 
 
 def _polynomial(c: tuple[Tensor, ...], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the sum of y^k (c_0k + c_1k x + ... ), and its derivatives by x and y; six coefficients for k = 0."""
+    """Returns the polynomial sum_jk c_jk x^j y^k with j + k <= 5, and its derivatives by x and y.
+
+    Coefficients are ordered by k, then by j.
+    """
     value = of_x = of_y = torch.zeros_like(x)
     end = N_POLYNOMIAL
     for n in range(1, 7):

@@ -1,4 +1,4 @@
-"""Projection in vectorized PyTorch; see ``kernels/projection/``. The backward pass differentiates a second run."""
+"""Projection in vectorized PyTorch; see ``kernels/projection/``. The backward pass recomputes it with autograd."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .surfel_projection import surfels
 from .unscented import limits_on_sphere, unscented
 
 POSE = (*[[(i, j) for j in range(3)] for i in range(3)], [(i, 3) for i in range(3)])
-"""Entries of a view matrix: the rows of the rotation, and the translation."""
+"""Indices into a view matrix: three for each row of the rotation, and three for the translation."""
 
 
 def _covariance(quats: Tensor | None, scales: Tensor | None, covars: Tensor | None) -> tuple[Tensor, ...]:
-    """Returns the upper triangle of the world-space covariance, entry by entry. [nnz] each"""
+    """Returns the six entries of the upper triangle of the world-space covariance. [nnz] each"""
     if covars is not None:
         return covars.unbind(-1)
     assert quats is not None and scales is not None
@@ -40,7 +40,7 @@ def _covariance(quats: Tensor | None, scales: Tensor | None, covars: Tensor | No
 
 
 def _scaled_rotation(quats: Tensor, scales: Tensor) -> tuple[Triple, Triple, Triple]:
-    """Returns the rows of R diag(s), whose columns are one standard deviation along each axis. [nnz] each"""
+    """Returns the rows of R diag(s). Its columns are one standard deviation along each axis. [nnz] each"""
     sx, sy, sz = scales.unbind(-1)
     first, second, third = rotation_rows(quats / quats.norm(dim=-1, keepdim=True))
     return (
@@ -57,9 +57,9 @@ def _dot(a: Triple, b: Triple) -> Tensor:
 def _screen(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice
 ) -> ScreenCovariances:
-    """Projects rows of Gaussians ``ids``, each with a camera of its own."""
+    """Returns the screen covariances of rows with Gaussians ``ids``. ``cameras`` has one camera per row."""
     viewmats, intrinsics = cameras.viewmats, _intrinsics(cameras)
-    w0, w1, w2, t = (tuple(viewmats[:, i, j] for i, j in places) for places in POSE)
+    w0, w1, w2, t = (tuple(viewmats[:, i, j] for i, j in entries) for entries in POSE)
     mean = tuple(entry[ids] for entry in gaussians.means.unbind(-1))
     if settings.unscented is not None:
         assert gaussians.quats is not None and gaussians.scales is not None
@@ -86,7 +86,7 @@ def _screen(
 
 
 def _intrinsics(cameras: Cameras) -> tuple[Tensor, ...]:
-    """Returns fx, fy, cx and cy of each row's camera."""
+    """Returns fx, fy, cx and cy of the camera of each row."""
     Ks = cameras.Ks
     return Ks[:, 0, 0], Ks[:, 1, 1], Ks[:, 0, 2], Ks[:, 1, 2]
 
@@ -101,14 +101,14 @@ def _times_rotation(row: Row, w: tuple[tuple[Tensor, ...], ...]) -> Triple:
 def _ellipses(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice
 ) -> tuple[RowValues, Bounds]:
-    """Projects Gaussians by EWA splatting or by the unscented transform."""
+    """Projects rows by EWA splatting or by the unscented transform."""
     ellipse = _screen(gaussians, cameras, settings, ids)
     sharp = ellipse.covariance
     a, b, c = sharp[0] + settings.eps2d, sharp[1], sharp[2] + settings.eps2d
     det = a * c - b * b
     rho = None
     wraps = LENSES[settings.camera.model].wraps
-    # The unscented transform culls by the compensated opacity, as gsplat does, which has no lenses that wrap.
+    # The unscented transform culls by the compensated opacity, as in gsplat. gsplat has no lenses that wrap.
     if settings.antialiased or (settings.unscented is not None and not wraps):
         floor = settings.numerics.compensation_floor
         ratio = (sharp[0] * sharp[2] - b * b) / det
@@ -138,7 +138,7 @@ def _bounds(
     limits: tuple[Tensor, Tensor] | None,
     settings: ProjectionSettings,
 ) -> tuple[Tensor, Tensor]:
-    """Returns whether rows are opaque and large enough to be visible [nnz], and radii [nnz, 2] within limits."""
+    """Returns whether rows are opaque and large enough to be visible [nnz], and the radii [nnz, 2], within limits."""
     numerics = settings.numerics
     visible = torch.ones_like(det, dtype=torch.bool)
     extend = torch.full_like(det, numerics.extend)
@@ -164,12 +164,12 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
     ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
     flat = flat_scenes(gaussians)
-    projected, bounds = _projector(settings)(flat, _of_images(cameras, images), settings, ids)
+    projected, bounds = _projector(settings)(flat, _cameras_of_rows(cameras, images), settings, ids)
     opacities = None if flat.opacities is None else flat.opacities[ids]
     visible, radii, z = bounds(opacities)
     if opacities is not None and projected.compensations is not None:
         opacities = opacities * projected.compensations
-    # Every comparison is written so that NaN fails it.
+    # Comparisons are written such that they are false for NaN.
     visible &= (z >= settings.camera.near) & (z <= settings.camera.far) & projected.shapes.isfinite().all(-1)
     if gaussians.valid is not None:
         visible &= gaussians.valid.flatten()[ids]
@@ -209,17 +209,17 @@ def projection_bwd(
     rows, dense_ids = visible_rows(packed_ids(row_of), radii, n_batches * n_cameras * n_gaussians, means.device)
     gaussian_ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
     flat = flat_scenes(gaussians._replace(valid=None))
-    of_cameras = {name: t.flatten(0, 1) for name, t in cameras._asdict().items() if getattr(needs, name)}
-    given = {name: t for name, t in (flat._asdict() | of_cameras).items() if t is not None}
+    by_camera = {name: t.flatten(0, 1) for name, t in cameras._asdict().items() if getattr(needs, name)}
+    inputs = {name: t for name, t in (flat._asdict() | by_camera).items() if t is not None}
     with torch.enable_grad():
-        # Every row has inputs of its own, whose gradients are summed below.
+        # Each row gets a copy of its inputs. The gradients of the copies are summed below.
         row_inputs = {
-            name: tensor.detach()[images if name in of_cameras else gaussian_ids].requires_grad_()
-            for name, tensor in given.items()
+            name: tensor.detach()[images if name in by_camera else gaussian_ids].requires_grad_()
+            for name, tensor in inputs.items()
         }
-        rows_of = Gaussians3D(**{name: row_inputs.get(name) for name in Gaussians3D._fields})  # type: ignore[arg-type]
-        seen_by = _of_images(cameras, images)._replace(**{name: row_inputs[name] for name in of_cameras})
-        projected, _ = _projector(settings)(rows_of, seen_by, settings, slice(None))
+        by_row = Gaussians3D(**{name: row_inputs.get(name) for name in Gaussians3D._fields})  # type: ignore[arg-type]
+        row_cameras = _cameras_of_rows(cameras, images)._replace(**{name: row_inputs[name] for name in by_camera})
+        projected, _ = _projector(settings)(by_row, row_cameras, settings, slice(None))
         outputs = [(t, getattr(v_projected, f"v_{name}")) for name, t in projected._asdict().items() if t is not None]
         if "opacities" in row_inputs:
             rho, opacities = projected.compensations, row_inputs["opacities"]
@@ -232,13 +232,13 @@ def projection_bwd(
         allow_unused=True,
         materialize_grads=True,
     )
-    # Gradients that overflow although the incoming ones are finite are zeroed.
+    # Gradients that overflow although the incoming gradients are finite are set to zero.
     kept = all_finite(v_inputs) | ~all_finite(incoming)
     gradients: dict[str, Tensor] = {}
-    for (name, tensor), v in zip(given.items(), v_inputs):
+    for (name, tensor), v in zip(inputs.items(), v_inputs):
         v = torch.where(kept.view(-1, *[1] * (v.dim() - 1)), v, 0.0)
-        ids = images if name in of_cameras else gaussian_ids
-        like = getattr(cameras if name in of_cameras else gaussians, name)
+        ids = images if name in by_camera else gaussian_ids
+        like = getattr(cameras if name in by_camera else gaussians, name)
         gradients[name] = sum_by_id(v, ids, len(tensor)).view(like.shape)
     v_gaussians, v_cameras = (
         {name: gradients.get(name) for name in bundle._fields} for bundle in (gaussians, cameras)
@@ -246,6 +246,6 @@ def projection_bwd(
     return Gaussians3D(**v_gaussians), type(cameras)(**v_cameras)  # type: ignore[arg-type]
 
 
-def _of_images(cameras: Cameras, images: Tensor) -> Cameras:
-    """Picks the camera of each row."""
+def _cameras_of_rows(cameras: Cameras, images: Tensor) -> Cameras:
+    """Gathers the camera of each row."""
     return type(cameras)(*[None if t is None else t.flatten(0, 1)[images] for t in cameras])  # type: ignore[arg-type]

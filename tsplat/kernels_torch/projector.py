@@ -1,4 +1,4 @@
-"""Projectors: how a kind of Gaussian is projected. The projection knows only what a `Projector` returns."""
+"""The interface between the projection and its projectors: EWA splatting, the unscented transform and surfels."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from ..formulas.rotations import Triple
 
 
 class RowValues(NamedTuple):
-    """Holds the differentiable values of projected rows: see ``ProjectedGaussians``."""
+    """The differentiable values of projected rows; see ``ProjectedGaussians``."""
 
     means2d: Tensor
     depths: Tensor
@@ -24,9 +24,10 @@ class ScreenCovariances(NamedTuple):
 
     Attributes:
         x, y: Pixel means.
-        depths, z: Depths, and the depths that the planes cull by.
+        depths: Depths.
+        z: The depths that are compared with the near and far planes.
         covariance: Upper triangle of the screen covariance, before eps2d is added.
-        seen: Which rows their cameras see; None if culling tells.
+        seen: Whether the camera sees a row; None if culling alone decides.
     """
 
     x: Tensor
@@ -38,7 +39,8 @@ class ScreenCovariances(NamedTuple):
 
 
 Bounds = Callable[[Tensor | None], tuple[Tensor, Tensor, Tensor]]
-"""From opacities: whether rows pass the projector's own tests, radii as numbers, and the depth that planes cull by."""
+"""Maps opacities to: whether rows pass the culling tests of the projector, the radii in the compute dtype, and the
+depths that are compared with the near and far planes."""
 
 Projector = Callable[[Gaussians3D, Cameras, ProjectionSettings, Tensor | slice], tuple[RowValues, Bounds]]
-"""Projects rows of Gaussians, given their indices, each with a camera of its own."""
+"""Projects rows, given the Gaussians, the camera of each row, and the index of the Gaussian of each row."""

@@ -1,4 +1,4 @@
-"""Rolling shutters in vectorized PyTorch: the pose of a camera at a time, and when it exposes a point."""
+"""Rolling shutters in vectorized PyTorch: the pose of a camera at a time, and the time at which it exposes a point."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from ..formulas.rotations import Triple, rotation_rows
 from .lens_pixels import lens_pixel
 
 Pose = tuple[tuple[Triple, Triple, Triple], Triple]
-"""Rows of a rotation from the world to the camera, and a translation."""
+"""The rows of a world-to-camera rotation, and the translation."""
 
 
 Path = namedtuple("Path", "q0 q1 t0 t1 angle inverse_sine center unused")
-"""Of a camera during the readout: rotations at the start and at the end as unit quaternions wxyz, at most 90 degrees
-apart; translations; the angle between the quaternions in radians, and the inverse of its sine, 0 for equal rotations;
-the center of the camera at the end, world frame; a zero."""
+"""The path of a camera during the readout. ``q0``, ``q1``: rotations at the start and the end, unit quaternions wxyz at
+most 90 degrees apart. ``t0``, ``t1``: translations. ``angle``: the angle between the quaternions in radians.
+``inverse_sine``: 1 / sin(angle), 0 for equal rotations. ``center``: the camera center at the end, world frame.
+``unused``: 0."""
 
 
 def path_of(shutter: Tensor) -> Path:
-    """Names the values of ``Cameras.shutter``. [..., 20]"""
+    """Splits ``Cameras.shutter`` [..., 20] into its named values."""
     return Path(*torch.split(shutter, [4, 4, 3, 3, 1, 1, 3, 1], -1))
 
 
 def rotate(vector: Triple, pose: Pose) -> Triple:
-    """Rotates a vector of the world to the frame of the camera."""
+    """Rotates a vector from the world to the camera frame."""
     x, y, z = (w[0] * vector[0] + w[1] * vector[1] + w[2] * vector[2] for w in pose[0])
     return x, y, z
 
 
 def to_camera(point: Triple, pose: Pose) -> Triple:
-    """Transforms a point of the world to the frame of the camera."""
+    """Transforms a point from the world to the camera frame."""
     x, y, z = (value + t for value, t in zip(rotate(point, pose), pose[1]))
     return x, y, z
 
@@ -46,10 +47,11 @@ def exposed_pixel(
     camera: CameraSettings,
     transform: Unscented,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns pixel x and y of a point of the world when the shutter exposes it; and whether it is seen.
+    """Returns the pixel (u, v) of a world point when the shutter exposes it, and whether it is seen.
 
-    The gradient is that of the solution, not of the iterations: with the gradient d of the time s and the velocity w of
-    the pixel, dq = dq|_s + w (d dq|_s) / (1 - d w). If ``whole_lines``, the time has no gradient.
+    The time s solves s = time(pixel(R(s) point + t(s))), by fixed-point iteration. The gradient follows from the
+    implicit function theorem: with d = ds / dq and the velocity w of the pixel q, dq = dq|_s + w (d dq|_s) / (1 - d w).
+    With ``whole_lines``, the time has no gradient.
     """
 
     def at(time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,18 +81,19 @@ def exposed_pixel(
 
 
 def _center_of_line(x: Tensor, camera: CameraSettings) -> Tensor:
-    """Returns the center of the row or column of a coordinate; borders belong to the one that is read later."""
+    """Returns the center of the pixel row or column that contains a coordinate. A border belongs to the one that is
+    read later."""
     from_end = camera.readout in ("ROLLING_BOTTOM_TO_TOP", "ROLLING_RIGHT_TO_LEFT")
     return x.ceil() - 0.5 if from_end else x.floor() + 0.5
 
 
 def _delay(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
-    """Returns how much later a pixel is exposed that is farther by u, v."""
+    """Returns the difference in exposure time of two pixels that differ by (u, v)."""
     return exposure_time(u, v, camera) - exposure_time(torch.zeros_like(u), torch.zeros_like(v), camera)
 
 
 def exposure_time(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
-    """Returns when a pixel is exposed: at 0 in the center of the first row or column that is read, at 1 in the last."""
+    """Returns the exposure time of a pixel: 0 and 1 at the centers of the first and last row or column that is read."""
     if camera.readout == "ROLLING_TOP_TO_BOTTOM":
         return (v - 0.5) / max(camera.height - 1, 1)
     if camera.readout == "ROLLING_BOTTOM_TO_TOP":
@@ -101,7 +104,7 @@ def exposure_time(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
 
 
 def pose_at(shutter: Tensor, time: Tensor) -> Pose:
-    """Interpolates the pose of a camera at a time of the readout, 0 at its start and 1 at its end, along the sphere."""
+    """Returns the pose at a time from 0 (start) to 1 (end): slerp of the quaternions, and lerp of the translations."""
     path, time = path_of(shutter), time[:, None]
     rotates = path.inverse_sine > 0
     before = torch.where(rotates, ((1 - time) * path.angle).sin() * path.inverse_sine, 1 - time)

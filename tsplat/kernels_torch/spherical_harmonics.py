@@ -46,7 +46,10 @@ def _basis(directions: Tensor, degree: int) -> Tensor:
 def _colors(
     means: Tensor, centers: Tensor, coeffs: Tensor, gaussians: Tensor, images: Tensor, degree: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Returns colors of rows [nnz, 3], given their Gaussians and images, mean, center and coefficients."""
+    """Returns the colors of rows [nnz, 3], and the gathered means, camera centers and coefficients of the rows.
+
+    ``gaussians`` and ``images`` are the indices of each row. In grad mode, the gathered tensors are leaves of autograd.
+    """
     inputs = [means.reshape(-1, 3)[gaussians], centers.flatten(0, 1)[images]]
     inputs.append(coeffs[..., : (degree + 1) ** 2, :].flatten(0, -3)[gaussians].to(means.dtype))
     if torch.is_grad_enabled():
@@ -71,7 +74,7 @@ def spherical_harmonics_fwd(
     colors = means.new_zeros(n_rows, 3)
     with torch.no_grad():
         colors[rows], _ = _colors(
-            means, centers, _joined(coeffs), *gaussians_and_images(visible_ids, n_gaussians, n_cameras), degree
+            means, centers, _concatenated(coeffs), *gaussians_and_images(visible_ids, n_gaussians, n_cameras), degree
         )
     if not as_colors:
         return colors, None
@@ -99,7 +102,7 @@ def spherical_harmonics_bwd(
     if clamped is not None:
         v_colors = v_colors.masked_fill(clamped, 0)
     with torch.enable_grad():
-        colors, inputs = _colors(means, centers, _joined(coeffs), gaussians, images, degree)
+        colors, inputs = _colors(means, centers, _concatenated(coeffs), gaussians, images, degree)
     # Degree 0 does not depend on the direction.
     v_means, v_centers, v_coeffs = torch.autograd.grad(
         colors, inputs, v_colors[rows], allow_unused=True, materialize_grads=True
@@ -114,12 +117,12 @@ def spherical_harmonics_bwd(
     )
 
 
-def _joined(coeffs: Coefficients) -> Tensor:
-    """Returns all coefficients in one tensor."""
+def _concatenated(coeffs: Coefficients) -> Tensor:
+    """Returns the coefficients of all degrees in one tensor."""
     return coeffs.first if coeffs.higher is None else torch.cat([coeffs.first, coeffs.higher], -2)
 
 
 def _split(values: Tensor, coeffs: Coefficients) -> Coefficients:
-    """Returns values of all coefficients in as many tensors as these, and in their dtypes."""
+    """Splits values of all degrees into tensors like ``coeffs``, in their dtypes."""
     parts = Coefficients(values) if coeffs.higher is None else Coefficients(values[..., :1, :], values[..., 1:, :])
     return parts.in_dtypes_of(coeffs)

@@ -14,7 +14,7 @@ from .projector import Bounds, RowValues
 def surfels(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice
 ) -> tuple[RowValues, Bounds]:
-    """Projects surfels. Shapes are ray transforms [nnz, 9]; normals are in the camera frame, towards the camera."""
+    """Projects surfels. Shapes are ray transforms [nnz, 9]. Normals are in the camera frame and face the camera."""
     assert gaussians.quats is not None and gaussians.scales is not None
     means, quats, scales = gaussians.means[ids], gaussians.quats[ids], gaussians.scales[ids]
     rotations = rotation_matrices(quats / quats.norm(dim=-1, keepdim=True))
@@ -24,7 +24,7 @@ def surfels(
     along_z, z = disc[:, 2], center[:, 2]
     focal, principal = cameras.Ks[:, (0, 1), (0, 1)], cameras.Ks[:, :2, 2]
     slopes = center[:, :2] / z[:, None]
-    # The transform relative to the projected center, which takes (0, 0, 1) to (0, 0, z).
+    # Relative to the projected center, so that the transform maps (0, 0, 1) to (0, 0, z).
     rows = focal[..., None] * (disc[:, :2, :2] - slopes[..., None] * along_z[:, None, :2])
     inverse = 1 / (along_z[:, :2].square().sum(-1) - z * z)
     offsets = (rows * along_z[:, None, :2]).sum(-1) * inverse[:, None]
@@ -35,7 +35,7 @@ def surfels(
     normals = torch.where(faces, normals, -normals)
 
     def bounds(opacities: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        # From the squared half extents of boxes at 1 sigma.
+        # ``extents`` are the squared half extents of the boxes at one standard deviation.
         radii = (settings.numerics.extend * extents.clamp_min(BOX_VARIANCE_MIN).sqrt()).ceil().clamp_max(RADIUS_MAX)
         return (radii > settings.radius_clip).any(-1), radii, z
 

@@ -23,13 +23,14 @@ def unscented(
     shutter: Tensor | None,
     settings: ProjectionSettings,
 ) -> ScreenCovariances:
-    """Projects Gaussians by seven sigma points each.
+    """Projects Gaussians by seven sigma points each; see ``kernels/projection/unscented.py``.
 
     Args:
-        mean: World frame, [nnz] each.
-        axes: One standard deviation along each axis of a Gaussian, world frame.
-        pose, intrinsics: Of each row's camera; intrinsics are fx, fy, cx and cy. The pose is that of a global shutter.
-        lens, shutter: Of each row's camera, [nnz, ...], or None.
+        mean: Means in the world frame, [nnz] each.
+        axes: One standard deviation along each axis of the Gaussian, world frame.
+        pose: The pose of the camera of each row, for a global shutter.
+        intrinsics: fx, fy, cx and cy of the camera of each row.
+        lens, shutter: ``Cameras.lens`` and ``Cameras.shutter`` of each row, [nnz, ...], or None.
     """
     camera, transform = settings.camera, settings.unscented
     assert transform is not None
@@ -60,7 +61,7 @@ def unscented(
                     dx = dx - whole_periods(dx, u_period(intrinsics[0]))
             counts = counts + also
             offsets.append((dx, dy))
-    # The mean weights add to 1, so only differences from the center are weighted, which loses no precision.
+    # The weights of the mean add up to 1. So differences from the center point suffice, which keeps precision.
     if wraps:
         shift_x = shift_y = torch.zeros_like(x)
     else:
@@ -86,7 +87,11 @@ def unscented(
 
 
 def over_poles(difference: Tensor, period: Tensor) -> Tensor:
-    """Returns how far apart two sigma points count in u, from their difference: far more with a pole between them."""
+    """Returns the difference of u that enters the variance of u.
+
+    A difference of more than 90 degrees, with a pole between the points, is enlarged: a Gaussian that contains a pole
+    covers all columns.
+    """
     size = difference.abs()
     quarter = 0.25 * period
     return size + BEHIND_POLE / quarter * (size - quarter).clamp_min(0).square()
@@ -96,7 +101,7 @@ def over_poles(difference: Tensor, period: Tensor) -> Tensor:
 def limits_on_sphere(
     v: Tensor, distance: Tensor, scales: Tensor, intrinsics: tuple[Tensor, ...], settings: ProjectionSettings
 ) -> tuple[Tensor, Tensor]:
-    """Returns least and largest half extents in u and v, [nnz, 2] each; see ``kernels/projection/unscented.py``."""
+    """Returns the minimum and maximum half extents in u and v, [nnz, 2]; see ``kernels/projection/unscented.py``."""
     fx, fy, _, cy = intrinsics
     cosine = ((v - cy) / fy).cos()
     sine = (settings.numerics.extend * scales.abs().amax(-1) / distance).clamp_max(1.0)

@@ -1,12 +1,13 @@
 """The dense reference: Gaussian splatting in plain PyTorch, without tiles, differentiated by autograd.
 
-Every pixel evaluates every Gaussian, so memory is images x pixels x Gaussians: for tests and small images. It works in
-any float dtype. In fp64 it is what both backends are tested against; it shares no code with them.
+Every pixel evaluates every Gaussian. Memory grows with images x pixels x Gaussians, so use it for tests and small
+images only. It supports all float dtypes. Tests compare both backends with the reference in fp64. It shares no code
+with them.
 
-Rasterization takes discontinuous decisions: which Gaussians are visible, their order in depth, which contribute to a
-pixel (alpha at least 1/255, pixel not stopped). A run in fp32 may decide differently where a value is within rounding
-of a threshold. :func:`rasterize` can therefore take over the :class:`Decisions` of another run, and reports the
-distance of its own values from each threshold as :class:`Margins`.
+Rasterization makes discontinuous decisions: which Gaussians are visible, their depth order, and which of them
+contribute to a pixel (alpha at least 1/255, pixel not stopped). In fp32, a decision may differ if a value is within
+rounding of a threshold. :func:`rasterize` can therefore take over the :class:`Decisions` of another run. It reports the
+distances of its values from the thresholds as :class:`Margins`.
 """
 
 import dataclasses
@@ -56,10 +57,10 @@ from .sh_formulas import spherical_harmonics as spherical_harmonics
 
 @dataclasses.dataclass(frozen=True)
 class Decisions:
-    """Decisions of a run where rasterization is discontinuous; None leaves a decision to the reference.
+    """The discontinuous decisions of a run. If one is None, the reference makes it.
 
     Attributes:
-        visible: [..., C, N] bool, Gaussians that are not culled.
+        visible: [..., C, N] bool, whether a Gaussian is not culled.
         order: [..., C, N] int64, a permutation of the Gaussians, front to back.
         contributes: [..., C, H, W, N] bool, whether a Gaussian contributes to a pixel, by Gaussian index.
     """
@@ -71,14 +72,14 @@ class Decisions:
 
 @dataclasses.dataclass(frozen=True)
 class Margins:
-    """Relative distances of values from the thresholds of decisions; infinite where there is no threshold.
+    """The relative distances of values from the thresholds of decisions; infinite where there is no threshold.
 
     Attributes:
-        visible: [..., C, N], from the culling thresholds.
-        order: [..., C, N], of a Gaussian's depth from that of the next visible one behind it.
-        alpha: [..., C, H, W, N], of alpha from 1/255.
-        stop: [..., C, H, W, N], of the transmittance after a Gaussian from 1e-4.
-        clamp: [..., C, H, W, N], of the unclamped alpha from alpha_max, where the gradient jumps.
+        visible: [..., C, N], the minimum over the culling thresholds.
+        order: [..., C, N], from the depth of a Gaussian to the depth of the next visible one behind it.
+        alpha: [..., C, H, W, N], from alpha to 1/255.
+        stop: [..., C, H, W, N], from the transmittance behind a Gaussian to 1e-4.
+        clamp: [..., C, H, W, N], from the unclamped alpha to alpha_max, where the gradient jumps.
     """
 
     visible: Tensor
@@ -89,13 +90,13 @@ class Margins:
 
 
 def covariances(quats: Tensor, scales: Tensor) -> Tensor:
-    """R diag(s)^2 R^T. [..., 4], [..., 3] -> [..., 3, 3]"""
+    """Returns the covariances R diag(s)^2 R^T. [..., 4], [..., 3] -> [..., 3, 3]"""
     m = quaternion_to_rotation(quats) * scales[..., None, :]
     return product(m, m.transpose(-1, -2))
 
 
 def camera_centers(viewmats: Tensor, numerics: Numerics = DEFAULT_NUMERICS) -> Tensor:
-    """World positions of cameras. [..., 4, 4] -> [..., 3]"""
+    """Returns the camera centers in the world frame. [..., 4, 4] -> [..., 3]"""
     if numerics.camera_center == "inverse":
         rotated: Tensor = differentiable(torch.linalg.solve, viewmats[..., :3, :3], viewmats[..., :3, 3])
         return -rotated
@@ -103,6 +104,7 @@ def camera_centers(viewmats: Tensor, numerics: Numerics = DEFAULT_NUMERICS) -> T
 
 
 def _relative(value: Tensor, threshold: Tensor | float) -> Tensor:
+    """Returns the relative distances of values from a threshold."""
     threshold = torch.as_tensor(threshold, dtype=value.dtype, device=value.device)
     scale = torch.maximum(value.abs(), threshold.abs()).clamp_min(torch.finfo(value.dtype).tiny)
     return ((value - threshold).abs() / scale).nan_to_num(nan=torch.inf)
@@ -110,7 +112,7 @@ def _relative(value: Tensor, threshold: Tensor | float) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    """Projected Gaussians, [..., C, N, ...] each; ``margin`` is the relative distance from the culling thresholds."""
+    """Projected Gaussians, [..., C, N, ...] each. ``margin`` is the relative distance from the culling thresholds."""
 
     visible: Tensor
     radii: Tensor
@@ -127,11 +129,13 @@ def project(
     settings: ProjectionSettings, *, shown: Tensor | None = None, visible: Tensor | None = None,
     axes: Tensor | None = None, lens: Tensor | None = None, shutter: Tensor | None = None,
 ) -> Projection:  # fmt: skip
-    """Projects every Gaussian with every camera; culled Gaussians are zero.
+    """Projects every Gaussian with every camera, by EWA splatting or the unscented transform. Culled values are zero.
 
-    By EWA splatting, or by the unscented transform if ``settings`` have one, which needs ``axes`` [..., N, 3, 3], one
-    standard deviation along each axis as columns, ``lens`` and ``shutter``. ``shown`` [..., C, N] is false for
-    Gaussians to cull; ``visible`` [..., C, N] is a decision to take over.
+    Args:
+        shown: [..., C, N] bool, false for Gaussians to cull.
+        visible: [..., C, N] bool, a decision to take over.
+        axes: [..., N, 3, 3], whose columns are one standard deviation along each axis; for the unscented transform.
+        lens, shutter: As in ``Cameras``; for the unscented transform.
     """
     near, far, numerics, eps2d = settings.camera.near, settings.camera.far, settings.numerics, settings.eps2d
     if settings.unscented is not None:
@@ -167,7 +171,7 @@ def project(
     row_opacities, bounded = compensations, None
     if opacities is not None:
         row_opacities = opacities[..., None, :] * compensations
-        # The unscented transform culls by the compensated opacity, as gsplat does, which has no lenses that wrap.
+        # The unscented transform culls by the compensated opacity, as in gsplat. gsplat has no lenses that wrap.
         bounded = row_opacities if settings.unscented is None or wraps else opacities[..., None, :] * damping
         if numerics.opacity_aware:
             seen = seen & (bounded >= ALPHA_MIN)
@@ -181,7 +185,7 @@ def project(
     seen = seen & (radius > settings.radius_clip).any(-1)
     size = torch.tensor([settings.camera.width, settings.camera.height], dtype=means.dtype, device=means.device)
     seen = seen & ((means2d + radius > 0) & (means2d - radius < size)).all(-1)
-    # Radii are rounded up, and edges are compared with the image border.
+    # Thresholds: radii are rounded up, and the edges of boxes are compared with the image border.
     steps = torch.stack(
         [_relative(half, half.round()), _relative(means2d + radius, 0.0), _relative(means2d - radius, size)]
     )
@@ -201,12 +205,12 @@ def project(
 
 
 def _zero_unless(seen: Tensor, values: Tensor) -> Tensor:
-    """Values [..., C, N, ...] where Gaussians are seen [..., C, N], else zero."""
+    """Returns values [..., C, N, ...] where Gaussians are seen [..., C, N], else zero."""
     return torch.where(seen[..., *[None] * (values.dim() - seen.dim())], values, torch.zeros_like(values))
 
 
 def _half_extents(a: Tensor, c: Tensor, det: Tensor, opacities: Tensor | None, numerics: Numerics) -> Tensor:
-    """Half extents in pixels along x and y of covariances with diagonal a, c and determinant det. [..., 2]"""
+    """Returns the half extents in pixels along x and y, for covariances with diagonal a, c and determinant. [..., 2]"""
     extend = torch.full_like(det, numerics.extend)
     if numerics.opacity_aware:
         if opacities is not None:
@@ -219,7 +223,7 @@ def _half_extents(a: Tensor, c: Tensor, det: Tensor, opacities: Tensor | None, n
 
 @dataclasses.dataclass(frozen=True)
 class Composite:
-    """Images [..., H, W, D] and [..., H, W]; ``weights`` and margins [..., H, W, N] by Gaussian index."""
+    """Colors [..., H, W, D] and alphas [..., H, W]; weights and margins [..., H, W, N], by Gaussian index."""
 
     colors: Tensor
     alphas: Tensor
@@ -234,9 +238,10 @@ def _pixel_centers(size: int, like: Tensor) -> Tensor:
 
 
 def _sigmas(means2d: Tensor, conics: Tensor, width: int, height: int, wrapped: Tensor | None = None) -> Tensor:
-    """Half the squared distances of pixels from Gaussians [..., 1, 1, N, 2], in standard deviations. [..., H, W, N]
+    """Returns sigma: half the squared distances of pixels from means [..., 1, 1, N, 2], in standard deviations.
 
-    Those of the nearest copies if ``wrapped`` are the intrinsics [..., 4] of cameras whose u has a period.
+    ``wrapped`` are the intrinsics [..., 4] of cameras whose u has a period, or None. Distances are then from the
+    closest periodic copy. The result is [..., H, W, N].
     """
     dx = _pixel_centers(width, means2d)[None, :, None] - means2d[..., 0]
     dy = _pixel_centers(height, means2d)[:, None, None] - means2d[..., 1]
@@ -252,8 +257,9 @@ def composite(
 ) -> Composite:  # fmt: skip
     """Composites projected Gaussians [..., N] in the given order, front to back.
 
-    ``contributes`` [..., H, W, N], by Gaussian index, is a decision to take over. ``sigmas`` [..., H, W, N] take the
-    place of those of means2d and conics; they are infinite where a Gaussian does not count.
+    Args:
+        contributes: [..., H, W, N] by Gaussian index, a decision to take over.
+        sigmas: [..., H, W, N], used instead of ``means2d`` and ``conics``. Infinite where a Gaussian does not count.
     """
     index = order[..., None]
     mean = means2d.gather(-2, index.expand_as(means2d))[..., None, None, :, :]  # [..., 1, 1, N, 2]
@@ -265,6 +271,7 @@ def composite(
         sigma = _sigmas(mean, conic, width, height)
     else:
         sigma = sigmas.gather(-1, order[..., None, None, :].expand_as(sigmas))
+    # alpha = min(alpha_max, o exp(-sigma)), constant where it is clamped
     raw = torch.where(shown, opacity * torch.exp(-torch.where(shown, sigma, 0.0)), 0.0)
     alpha = torch.where(raw > numerics.alpha_max, numerics.alpha_max, raw)
 
@@ -281,7 +288,7 @@ def composite(
     through = torch.cumprod(1 - alpha, -1)
     before = torch.cat([torch.ones_like(through[..., :1]), through[..., :-1]], -1)
     weight = alpha * before
-    # Where no Gaussian is added, incoming gradients may be NaN, as those of 1 / depth; they reach none.
+    # Incoming gradients of pixels without a Gaussian may be NaN, e.g. of 1 / depth. They are not propagated.
     covered = added.any(-1)
     image = torch.where(covered[..., None], product(weight, color[..., None, :, :]), 0.0)
     left = torch.where(covered, through[..., -1], 1.0) if through.shape[-1] else through.new_ones(covered.shape)
@@ -294,15 +301,16 @@ def composite(
 
 @dataclasses.dataclass(frozen=True)
 class Rendering:
-    """Images with everything they were computed from.
+    """The result of :func:`rasterize`: images and intermediate values.
 
     Attributes:
-        colors, alphas: [..., C, H, W, X], with extra signals between colors and depth; [..., C, H, W, 1].
+        colors: [..., C, H, W, X], with extra signals between colors and depth.
+        alphas: [..., C, H, W, 1].
         projection: Projected Gaussians.
         weights: [..., C, H, W, N].
         decisions, margins: See the classes.
         valid: [..., N] bool, or None if values were not checked.
-        outputs: Further images that arguments ask for, by their names in ``meta``: ``normals`` [..., C, H, W, 3].
+        outputs: Further images that were requested, by their names in ``meta``: ``normals`` [..., C, H, W, 3].
     """
 
     colors: Tensor
@@ -326,13 +334,19 @@ def rasterize(
     False, rays: Tensor | None = None, tile_size: int = 16, return_normals: bool = False,
     lidar: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Rendering:  # fmt: skip
-    """Renders like :func:`tsplat.rasterization`, with the same meaning of every argument.
+    """Renders like :func:`tsplat.rasterization`. Arguments that both have mean the same.
 
-    Leaves out invalid Gaussians and cameras if ``cull``. Takes over ``decisions`` of another run; gradients then flow
-    as that run's would. ``tile_size`` has no effect without ``with_eval3d``.
-
-    A ``lidar`` of elevations [H], azimuths [W] and offsets [H] shows every visible Gaussian at every element. The
-    camera is that of its angles, and ``width`` and ``height`` are those of the image of angles.
+    Args:
+        numerics: The preset.
+        cull: Whether to leave out invalid Gaussians and cameras.
+        decisions: Decisions of another run to take over. Gradients follow them.
+        lens, shutter: As in ``Cameras``.
+        unscented: Parameters of the unscented transform; None for EWA splatting.
+        readout: The direction in which a rolling shutter reads the image.
+        tile_size: Only used if ``with_eval3d``.
+        lidar: Elevations [H], azimuths [W] and offsets [H] of a spinning lidar, or None. Every visible Gaussian is
+            evaluated at every element. ``camera_model``, ``Ks``, ``width`` and ``height`` then describe the panorama
+            of its angles, in which Gaussians are projected.
     """
     decided = decisions or Decisions()
     if LENSES[camera_model].wraps and with_eval3d:
@@ -340,8 +354,10 @@ def rasterize(
     if covars is not None:
         quats = scales = None
     valid = shown = None
-    given = ((colors, sh_degree), (extra_signals, extra_signals_sh_degree))
-    signals = [(_per_camera(values, degree, means.dim() - 2), degree) for values, degree in given if values is not None]
+    inputs = ((colors, sh_degree), (extra_signals, extra_signals_sh_degree))
+    signals = [
+        (_per_camera(values, degree, means.dim() - 2), degree) for values, degree in inputs if values is not None
+    ]
     if cull:
         gaussians, cameras = Gaussians3D(means, quats, scales, covars, opacities), Cameras(viewmats, Ks, lens, shutter)
         gaussians, signals, (viewmats, Ks, lens, shutter), shown = _cull_invalid(gaussians, signals, cameras)
@@ -430,7 +446,7 @@ def _in_tiles(
 ) -> Tensor:
     """Returns which pixels are in tiles that the boxes mean +- radii of Gaussians touch. [..., C, H, W, N]
 
-    Boxes are also those a ``period`` [..., C] to the left and to the right, and at most a period wide.
+    With a ``period`` [..., C], boxes are at most a period wide and repeat one period to the left and to the right.
     """
     if period is not None:
         radii = torch.stack([torch.minimum(radii[..., 0], 0.5 * period[..., None]), radii[..., 1]], -1)
@@ -448,12 +464,12 @@ def _in_tiles(
 
 
 def _per_camera(values: Tensor, sh_degree: int | None, n_batch: int) -> Tensor:
-    """Values or coefficients of every camera, [..., 1 or C, N, D] or [..., 1 or C, N, K, D]."""
+    """Returns values [..., 1 or C, N, D] or coefficients [..., 1 or C, N, K, D], with a dimension for cameras."""
     return values if values.dim() == n_batch + (3 if sh_degree is None else 4) else values.unsqueeze(n_batch)
 
 
 def _shade(means: Tensor, values: Tensor, sh_degree: int | None, centers: Tensor) -> Tensor:
-    """Features of every Gaussian on every camera, not clamped. [..., C, N, D]"""
+    """Returns the features of every Gaussian for every camera, not clamped. [..., C, N, D]"""
     if sh_degree is not None:
         directions = means[..., None, :, :] - centers[..., None, :]
         values = spherical_harmonics(sh_degree, directions, values) + 0.5
@@ -461,7 +477,7 @@ def _shade(means: Tensor, values: Tensor, sh_degree: int | None, centers: Tensor
 
 
 def _depth_order(visible: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:
-    """Order front to back [..., C, N], and each Gaussian's relative distance from the next one behind it."""
+    """Returns the order front to back [..., C, N], and the relative distance of each depth from the next one behind."""
     behind = torch.where(visible, depths, torch.inf).detach()
     order = torch.argsort(behind, dim=-1, stable=True)
     in_order = behind.gather(-1, order)
@@ -473,16 +489,17 @@ def _depth_order(visible: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:
 def _cull_invalid(
     gaussians: Gaussians3D, signals: list[tuple[Tensor, int | None]], cameras: Cameras
 ) -> tuple[Gaussians3D, list[tuple[Tensor, int | None]], Cameras, Tensor]:
-    """Replaces invalid Gaussians and cameras by valid ones that are not shown, so that no gradient reaches them.
+    """Replaces invalid Gaussians and cameras by valid ones that are not shown, so that they get no gradient.
 
-    Returns Gaussians with ``valid``; colors and extra signals; cameras; which Gaussians are shown on which [..., C, N].
+    Returns the Gaussians with ``valid``; colors and extra signals; the cameras; and which Gaussians each camera shows
+    [..., C, N].
     """
     (means, quats, scales, covars, opacities, _), (viewmats, Ks, lens, shutter) = gaussians, cameras
     assert opacities is not None
     valid = torch.ones_like(opacities, dtype=torch.bool)
-    for tensor, n_own_dims in ((means, 1), (quats, 1), (scales, 1), (covars, 2), (opacities, 0)):
+    for tensor, n_trailing_dims in ((means, 1), (quats, 1), (scales, 1), (covars, 2), (opacities, 0)):
         if tensor is not None:
-            valid = valid & _within(tensor, n_own_dims)
+            valid = valid & _within(tensor, n_trailing_dims)
     for values, degree in signals:
         valid = valid & _within(values, 1 if degree is None else 2).all(-2)
     if quats is not None:
@@ -504,10 +521,10 @@ def _cull_invalid(
     return Gaussians3D(means, quats, scales, covars, opacities, valid), signals, cameras, shown
 
 
-def _within(tensor: Tensor, n_own_dims: int) -> Tensor:
-    """Entries whose values in their trailing dimensions are finite and at most MAGNITUDE_MAX."""
+def _within(tensor: Tensor, n_trailing_dims: int) -> Tensor:
+    """Returns whether all values in the trailing dimensions are finite and at most MAGNITUDE_MAX in magnitude."""
     within = tensor.abs() <= MAGNITUDE_MAX
-    return within.flatten(within.dim() - n_own_dims).all(-1) if n_own_dims else within
+    return within.flatten(within.dim() - n_trailing_dims).all(-1) if n_trailing_dims else within
 
 
 def _replace(tensor: Tensor, valid: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Cameras of the dense reference, by their formulas in plain PyTorch.
+"""Cameras of the dense reference, in plain PyTorch.
 
-Points and Jacobians for EWA splatting, and the unscented transform with lenses and rolling shutters.
+Projection with Jacobians for EWA splatting; the unscented transform with lenses and rolling shutters; and rays.
 """
 
 from collections import namedtuple
@@ -15,7 +15,7 @@ from .lens_formulas import LENSES, Lens
 
 
 def quaternion_to_rotation(quats: Tensor) -> Tensor:
-    """Returns rotation matrices of quaternions wxyz of any nonzero norm. [..., 4] -> [..., 3, 3]"""
+    """Converts quaternions wxyz of any nonzero norm to rotation matrices. [..., 4] -> [..., 3, 3]"""
     w, x, y, z = torch.nn.functional.normalize(quats, dim=-1).unbind(-1)
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
@@ -26,8 +26,8 @@ def quaternion_to_rotation(quats: Tensor) -> Tensor:
 
 
 def project_points(points: Tensor, intrinsics: Tensor, settings: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns pixels [..., C, N, 2] of points [..., C, N, 3] of the camera frame; Jacobians [..., C, N, 2, 3];
-    and which are defined."""
+    """Projects points [..., C, N, 3] of the camera frame. Returns pixels [..., C, N, 2], Jacobians [..., C, N, 2, 3],
+    and whether they are defined."""
     x, y, z = points.unbind(-1)
     (u, v, defined), rows = LENSES[settings.model].project_with_jacobian((x, y, z), intrinsics[..., None, :], settings)
     return torch.stack([u, v], -1), torch.stack([torch.stack(row, -1) for row in rows], -2), defined
@@ -39,7 +39,7 @@ def intrinsics(matrices: Tensor) -> Tensor:
 
 
 class Camera(NamedTuple):
-    """Cameras [..., C, ...]: rotation and translation to the camera, fx, fy, cx and cy, lens and shutter or None."""
+    """Cameras [..., C, ...]: world-to-camera rotation and translation; (fx, fy, cx, cy); lens and shutter, or None."""
 
     rotation: Tensor
     translation: Tensor
@@ -51,21 +51,21 @@ class Camera(NamedTuple):
 Path = namedtuple("Path", "q0 q1 t0 t1 angle inverse_sine center unused")
 
 Windshield = namedtuple("Windshield", "horizontal vertical horizontal_inverse vertical_inverse")
-"""Polynomials in front of a lens, 21 coefficients each."""
+"""The polynomials of a windshield, with 21 coefficients each."""
 
 
 def path_of(shutter: Tensor) -> Path:
-    """Names the values of a rolling shutter: poses at its start and its end, and what follows from them."""
+    """Splits ``Cameras.shutter`` [..., 20] into its named values."""
     return Path(*torch.split(shutter, [4, 4, 3, 3, 1, 1, 3, 1], -1))
 
 
 def unscented(
     means: Tensor, axes: Tensor, cameras: Camera, settings: CameraSettings, transform: Unscented
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Projects Gaussians by seven sigma points each; column k of ``axes`` is one standard deviation along axis k.
+    """Projects Gaussians by seven sigma points each. Column k of ``axes`` is one standard deviation along axis k.
 
-    Returns means in pixels [..., C, N, 2], and in the frame of the camera [..., C, N, 3]; screen covariances
-    [..., C, N, 2, 2]; what is seen [..., C, N] bool.
+    Returns the means in pixels [..., C, N, 2]; the means in the camera frame [..., C, N, 3]; the screen covariances
+    [..., C, N, 2, 2]; and whether Gaussians are seen [..., C, N].
     """
     steps = transform.spread * axes.transpose(-1, -2)
     points = torch.cat([means[..., None, :], means[..., None, :] + steps, means[..., None, :] - steps], -2)
@@ -80,20 +80,21 @@ def unscented(
         in_camera = _move(points, *_pose(cameras.shutter[..., None, None, :], half))[..., 0, :]
     all_seen = valid.all(-1) if transform.all_valid else valid.any(-1)
     if LENSES[settings.model].wraps:
-        own = cameras.intrinsics[..., None, None, :]
-        across = shorter_way(pixels[..., 0] - pixels[..., :1, 0], own)
-        down = pixels[..., 1] - pixels[..., :1, 1]
-        quarter = 0.25 * u_period(own)
-        wide = across.abs() + BEHIND_POLE * (across.abs() - quarter).clamp_min(0) ** 2 / quarter
-        xx, xy, yy = (transform.weight * (a * b).sum(-1) for a, b in ((wide, wide), (across, down), (down, down)))
+        intrinsics = cameras.intrinsics[..., None, None, :]
+        du = shorter_way(pixels[..., 0] - pixels[..., :1, 0], intrinsics)
+        dv = pixels[..., 1] - pixels[..., :1, 1]
+        # Differences of more than 90 degrees, with a pole between the points, are enlarged.
+        quarter = 0.25 * u_period(intrinsics)
+        wide = du.abs() + BEHIND_POLE * (du.abs() - quarter).clamp_min(0) ** 2 / quarter
+        xx, xy, yy = (transform.weight * (a * b).sum(-1) for a, b in ((wide, wide), (du, dv), (dv, dv)))
         covariances = torch.stack([torch.stack([xx, xy], -1), torch.stack([xy, yy], -1)], -2)
         return pixels[..., 0, :], in_camera, covariances, all_seen
     weights = torch.full((7,), transform.weight, dtype=means.dtype, device=means.device)
-    of_mean, of_covariance = weights.clone(), weights.clone()
-    of_mean[0], of_covariance[0] = 1 - 6 * transform.weight, transform.center_weight
-    means2d = (of_mean[:, None] * pixels).sum(-2)
+    mean_weights, covariance_weights = weights.clone(), weights.clone()
+    mean_weights[0], covariance_weights[0] = 1 - 6 * transform.weight, transform.center_weight
+    means2d = (mean_weights[:, None] * pixels).sum(-2)
     offsets = pixels - means2d[..., None, :]
-    covariances = product((offsets * of_covariance[:, None]).transpose(-1, -2), offsets)
+    covariances = product((offsets * covariance_weights[:, None]).transpose(-1, -2), offsets)
     return means2d, in_camera, covariances, all_seen
 
 
@@ -103,7 +104,7 @@ def u_period(intrinsics: Tensor) -> Tensor:
 
 
 def shorter_way(difference: Tensor, intrinsics: Tensor) -> Tensor:
-    """Returns a difference of two values of u, the shorter way around, where u and u plus a period are the same."""
+    """Returns a difference of two values of u, the shorter way around: up to half a period to each side."""
     period = u_period(intrinsics)
     return difference - period * (difference / period + 0.5).floor()
 
@@ -111,13 +112,13 @@ def shorter_way(difference: Tensor, intrinsics: Tensor) -> Tensor:
 def extents_on_sphere(
     half: Tensor, pixels: Tensor, distances: Tensor, lengths: Tensor, intrinsics: Tensor, numerics: Numerics
 ) -> Tensor:
-    """Returns half extents in u and v, at most half a period, and at least those of the caps of wide Gaussians.
+    """Returns half extents in u and v: at most half a period, and for wide Gaussians at least the extents of the cap.
 
-    A cap is the directions in which a camera sees a sphere of the largest standard deviation.
+    The cap contains the directions of a sphere around the mean with the largest extent of the Gaussian.
 
     Args:
-        half: Those of ellipses, [..., C, N, 2].
-        pixels, distances: Of means, [..., C, N, 2] and [..., C, N].
+        half: Half extents of the ellipses, [..., C, N, 2].
+        pixels, distances: Pixels and distances of the means, [..., C, N, 2] and [..., C, N].
         lengths: The largest standard deviation of each Gaussian, [..., 1, N].
         intrinsics: [..., C, 4].
     """
@@ -137,7 +138,7 @@ def _move(points: Tensor, rotation: Tensor, translation: Tensor) -> Tensor:
 
 
 def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
-    """Returns pixels [..., C, N, 7, 2] of points [..., C, N, 7, 3] of the camera frame, and which are valid."""
+    """Projects points [..., C, N, 7, 3] of the camera frame. Returns pixels [..., C, N, 7, 2], and which are valid."""
     wraps = LENSES[settings.model].wraps
     lens = LENSES[settings.model]
     k, windshield = _coefficients(cameras.lens, lens)
@@ -153,14 +154,14 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
     size = torch.tensor([settings.width, settings.height], dtype=points.dtype, device=points.device)
     if wraps:
         middle = 0.5 * settings.width
-        across = middle + shorter_way(pixels[..., 0] - middle, cameras.intrinsics[..., None, None, :])
-        pixels = torch.where(front[..., None], torch.stack([across, pixels[..., 1]], -1), 0.0)
+        u = middle + shorter_way(pixels[..., 0] - middle, cameras.intrinsics[..., None, None, :])
+        pixels = torch.where(front[..., None], torch.stack([u, pixels[..., 1]], -1), 0.0)
     inside = ((pixels >= -margin * size) & (pixels < size + margin * size)).all(-1)
     return pixels, front & clear & seen & inside
 
 
 def _coefficients(lens: Tensor | None, model: Lens) -> tuple[Any, Windshield | None]:
-    """Returns the coefficients of a lens and of a windshield in front of it, [..., C, 1, 1] each; None without one."""
+    """Returns the coefficients of a lens and of its windshield, [..., C, 1, 1] each, or None."""
     if lens is None:
         return None, None
     values = lens[..., None, None, :].unbind(-1)
@@ -171,7 +172,10 @@ def _coefficients(lens: Tensor | None, model: Lens) -> tuple[Any, Windshield | N
 def _through_windshield(
     x: Tensor, y: Tensor, z: Tensor, horizontal: tuple[Tensor, ...], vertical: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns unit directions in which a windshield shows points, and whether it does; the axis where not."""
+    """Returns the unit directions in which a windshield shows points, and whether it shows them.
+
+    The direction is the optical axis if it does not.
+    """
     length = (x * x + y * y + z * z).sqrt()
     phi, psi = (x / length).asin(), (y / length).asin()
     powers = [(j, k) for k in range(6) for j in range(6 - k)]
@@ -189,7 +193,8 @@ def _through_windshield(
 
 
 def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
-    """Returns origins and directions of the rays of pixel centers, world frame, [..., C, H, W, 3]; 0 without a ray."""
+    """Returns the origins and directions of the rays of pixel centers, world frame, [..., C, H, W, 3]. The direction is
+    zero if there is no ray."""
     dtype, device = cameras.intrinsics.dtype, cameras.intrinsics.device
     y, x = (torch.arange(n, dtype=dtype, device=device) + 0.5 for n in (settings.height, settings.width))
     pixels = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # [H, W, 2]
@@ -218,10 +223,10 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
 
 
 def lidar_rays(cameras: Camera, elevations: Tensor, azimuths: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what :func:`rays` does, for the elements of a spinning lidar.
+    """Same as :func:`rays`, for the elements of a spinning lidar.
 
-    Angles are elevations [H], azimuths [W] and offsets [H]. Azimuth 0 is the z axis, and the zenith is above. The first
-    column is exposed at time 0, the last at 1.
+    Angles are elevations [H], azimuths [W] and offsets [H]. Azimuth 0 is the z axis, and positive elevations point to
+    -y. The first column is exposed at time 0, the last one at time 1.
     """
     like = cameras.intrinsics
     azimuth = azimuths.to(like) + offsets.to(like)[:, None]
@@ -242,14 +247,16 @@ def lidar_rays(cameras: Camera, elevations: Tensor, azimuths: Tensor, offsets: T
 def distances(
     origins: Tensor, directions: Tensor, means: Tensor, axes: Tensor, *, in_front: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns squared distances of rays from Gaussians, in standard deviations. [..., C, H, W, N]
+    """Returns the squared distances of rays from means, in standard deviations (3DGUT, arXiv 2412.12507, section 4.3).
 
-    As in 3DGUT, section 4.3. Also returns whether there is a ray [..., C, H, W], and the distance [..., C, H, W, N]
-    from the origin of a ray to its point that is nearest, in that measure, to a mean. Gaussians that are nearest to the
-    ray behind its origin count as infinitely far away if ``in_front``.
+    If ``in_front``, the distance is infinite for Gaussians whose closest point is behind the origin of the ray.
+
+    Returns:
+        The squared distances [..., C, H, W, N]; whether there is a ray [..., C, H, W]; and the distances from the
+        origin of the ray to the closest point [..., C, H, W, N].
     """
     # Whitened: the Gaussian is a unit sphere around 0. Gaussians without volume are not rendered.
-    squares = axes.square().sum(-2)  # of the scales, as the axes are orthogonal
+    squares = axes.square().sum(-2)  # squared scales, because the axes are orthogonal
     solid = (squares > 1e-24).all(-1)
     rows = (axes / torch.where(solid[..., None], squares, 1.0)[..., None, :]).transpose(-1, -2)
     whiten = rows[..., None, None, None, :, :, :]
@@ -269,7 +276,10 @@ def distances(
 
 
 def facing(quats: Tensor, directions: Tensor) -> Tensor:
-    """Returns the third axes of Gaussians, negated if they point along rays [..., C, H, W, 3]. [..., C, H, W, N, 3]"""
+    """Returns the third axes of Gaussians, flipped where they point along rays [..., C, H, W, 3].
+
+    The result is [..., C, H, W, N, 3].
+    """
     normals = quaternion_to_rotation(quats)[..., None, None, None, :, :, 2]
     away = (normals * directions[..., None, :]).sum(-1, keepdim=True) > 0
     return torch.where(away, -normals, normals)
@@ -278,10 +288,10 @@ def facing(quats: Tensor, directions: Tensor) -> Tensor:
 def _exposed_pixels(
     points: Tensor, cameras: Camera, settings: CameraSettings, transform: Unscented
 ) -> tuple[Tensor, Tensor]:
-    """Returns what :func:`pixels_of` does, for points of the world, each when the shutter exposes its pixel.
+    """Same as :func:`pixels_of`, for world points, each at the time at which the shutter exposes its pixel.
 
-    Differentiated by the implicit function theorem: one step of Newton's method for q = f(s(q)) at the solution. Times
-    of whole lines are constants.
+    The gradient follows from the implicit function theorem: one Newton step for q = f(s(q)) at the solution. With
+    ``whole_lines``, times are constants.
     """
     assert cameras.shutter is not None
     path = cameras.shutter[..., None, None, :]
@@ -316,13 +326,13 @@ def _exposed_pixels(
 
 
 def _centers(pixels: Tensor, settings: CameraSettings) -> Tensor:
-    """Returns centers of pixels that show points; what is between two belongs to the one that is exposed later."""
+    """Returns the centers of the pixels that contain positions. A border belongs to the pixel that is exposed later."""
     later = 1 if _exposure_time(pixels.new_ones(2), settings) > _exposure_time(pixels.new_zeros(2), settings) else -1
     return later * ((later * pixels).floor() + 0.5)
 
 
 def _exposure_time(pixels: Tensor, settings: CameraSettings) -> Tensor:
-    """Returns when pixels are exposed: 0 at the center of the first row or column that is read, 1 in the last."""
+    """Returns the exposure times of pixels: 0 and 1 at the centers of the first and last row or column that is read."""
     from_start = (pixels - 0.5) / (pixels.new_tensor([settings.width, settings.height]) - 1).clamp_min(1)
     from_left, from_top = from_start.unbind(-1)
     times = {
@@ -335,9 +345,9 @@ def _exposure_time(pixels: Tensor, settings: CameraSettings) -> Tensor:
 
 
 def _pose(path: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns rotations [..., 3, 3] and translations [..., 3] at times; the rate of rotation is constant."""
+    """Returns rotations [..., 3, 3] and translations [..., 3] at times. The angular velocity is constant."""
     (q0, q1, t0, t1, *_), time = path_of(path), time[..., None]
-    # The rotation vector of q1 q0*, times the time, is that of the rotation since the start.
+    # The rotation since the start has the rotation vector of q1 q0*, times the time.
     w0, v0, w1, v1 = q0[..., :1], q0[..., 1:], q1[..., :1], q1[..., 1:]
     imaginary_part = w0 * v1 - w1 * v0 - torch.linalg.cross(v1.expand_as(v0), v0)
     cosine = w0 * w1 + (v0 * v1).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Lenses of the dense reference, by their formulas: where they show points, and which directions they show.
+"""Lenses of the dense reference: projection of points to image positions, and the inverse.
 
 A lens has a focal length of 1 and its principal point at 0. Its coefficients k, the first values of ``Cameras.lens``,
 are None without distortion.
@@ -21,9 +21,9 @@ class Lens:
 
     Attributes:
         coefficients: Class that names the coefficients.
-        culls_by_distance: Whether planes cull by the distance from the camera, where depth is that distance.
-        is_parallel: Whether rays start at x and y, and not at the center of the camera.
-        wraps: Whether x is an angle of a full circle, so that the camera has no back, and u a period.
+        culls_by_distance: Whether near and far planes cull by the distance from the camera, if depth is this distance.
+        is_parallel: Whether rays start at (x, y), and not at the camera center.
+        wraps: Whether x is a longitude over the full circle. The camera then sees all directions, and u has a period.
     """
 
     coefficients: Any = namedtuple("coefficients", ())
@@ -34,19 +34,19 @@ class Lens:
     def project_with_jacobian(
         self, p: Triple, intrinsics: Tensor, settings: CameraSettings
     ) -> tuple[Triple, tuple[Triple, Triple]]:
-        """Returns pixels of points, without distortion, and whether they are defined; and rows of the Jacobian."""
+        """Returns the pixels of points, without distortion; whether they are defined; and the rows of the Jacobian."""
         raise NotImplementedError
 
     def shows_behind(self, p: Triple, k: Any) -> Tensor:
-        """Returns which points have an image even if they are behind the camera."""
+        """Returns which points the lens shows even if they are behind the camera."""
         return torch.zeros_like(p[2], dtype=torch.bool)
 
     def project(self, p: Triple, k: Any) -> Triple:
-        """Returns x and y of points in front of the camera, or shown behind it; and whether they are seen."""
+        """Returns x and y of points that are in front of the camera or shown behind it, and whether they are seen."""
         raise NotImplementedError
 
     def unproject(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
-        """Returns the directions that are shown at x and y, and where there is one."""
+        """Returns the directions at image positions (x, y), and whether there is one."""
         raise NotImplementedError
 
 
@@ -83,7 +83,7 @@ class Pinhole(Lens):
 
 
 def _distort(a: Tensor, b: Tensor, k: Any) -> Triple:
-    """Distorts a = x / z and b = y / z. Returns both, and the radial factor."""
+    """Distorts a = x / z and b = y / z. Returns the results, and the radial factor."""
     if k is None:
         return a, b, torch.ones_like(a)
     r2 = a * a + b * b
@@ -151,13 +151,12 @@ class Fisheye(Lens):
 
 
 def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns theta / r, and its derivative with respect to r, divided by r, for r^2 = square; both are smooth at
-    r = 0."""
+    """Returns k = theta / r and (dk / dr) / r, for r^2 = square. Both are smooth at r = 0."""
     near_axis = (z > 0) & (square < 0.1 * z * z)
-    # Each formula is evaluated at a harmless point where the other one is taken.
+    # Each formula is evaluated at a harmless point where the other one is used.
     safe_z, far = torch.where(near_axis, z, 1.0), torch.where(near_axis, 1.0, square)
     t = torch.where(near_axis, square, 0.0) / (safe_z * safe_z)
-    # atan(sqrt(t)) / sqrt(t) and twice its derivative.
+    # The series of atan(sqrt(t)) / sqrt(t), and twice its derivative.
     value = sum((-t) ** n / (2 * n + 1) for n in range(18))
     slope = sum(-2 * n * (-t) ** (n - 1) / (2 * n + 1) for n in range(1, 19))
     k = torch.atan2(far.sqrt(), z) / far.sqrt()
@@ -166,7 +165,7 @@ def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _angle(p: Triple) -> Triple:
-    """Returns which points are on the optical axis, their distance from it, 1 there, and the angle."""
+    """Returns whether points are on the optical axis, their distance from it (1 on the axis), and their angle."""
     x, y, z = p
     on_axis = x * x + y * y < 1e-24
     r = torch.where(on_axis, 1.0, x * x + y * y).sqrt()
@@ -174,7 +173,7 @@ def _angle(p: Triple) -> Triple:
 
 
 def _direction_at_angle(theta: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Triple:
-    """Returns directions at angles from the optical axis, on the side of x and y."""
+    """Returns the direction at an angle theta from the optical axis, towards (x, y)."""
     sine = theta.sin() / torch.where(radius > 0, radius, 1.0)
     return sine * x, sine * y, theta.cos()
 
@@ -186,7 +185,8 @@ def _distorted_angle(theta: Tensor, k: Any) -> tuple[Tensor, Tensor]:
 
 
 class FTheta(Lens):
-    """A polynomial of theta, or the inverse of one, then (x, y) -> (c x + d y, e x + y)."""
+    """The distance from the principal point is a polynomial of theta, or the inverse of one. Then
+    (x, y) -> (c x + d y, e x + y)."""
 
     coefficients = namedtuple("coefficients", "c1 c2 c3 c4 c5 theta_max distance_max c d e inverts around")
     culls_by_distance = True
@@ -199,7 +199,8 @@ class FTheta(Lens):
     def project(self, p: Triple, k: Any) -> Triple:
         on_axis, r, theta = _angle(p)
         seen = theta <= k.theta_max
-        largest, first = (torch.where(value > 0, value, 1.0) for value in (k.theta_max, k.c1))  # 0 of invalid cameras
+        # Both are 0 for invalid cameras.
+        largest, first = (torch.where(value > 0, value, 1.0) for value in (k.theta_max, k.c1))
         distance = _distance(theta.minimum(largest), k) * torch.where(seen, 1.0, theta / largest)
         at_axis = torch.where(k.inverts > 0, 1 / first, first) / p[2]
         a, b = (torch.where(on_axis, q * at_axis, distance * q / r) for q in p[:2])
@@ -214,10 +215,10 @@ class FTheta(Lens):
 
 
 def _distance(theta: Tensor, k: Any) -> Tensor:
-    """Returns the distances from the principal point, in pixels, at which an f-theta lens shows angles."""
+    """Returns the distances from the principal point, in pixels, at which an f-theta lens shows the angles theta."""
     root = _bisect(lambda t: _polynomial(t, k)[0], theta, k.distance_max)
     value, slope = _polynomial(root, k)
-    inverse = root - (value - theta) / torch.where(slope > 0, slope, 1.0)  # of the implicit function theorem
+    inverse = root - (value - theta) / torch.where(slope > 0, slope, 1.0)  # implicit function theorem
     return torch.where(k.inverts > 0, inverse, _polynomial(theta, k)[0])
 
 
@@ -229,7 +230,7 @@ def _polynomial(t: Tensor, k: Any) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _bisect(function: Callable[[Tensor], Tensor], target: Tensor, high: Tensor) -> Tensor:
-    """Returns where in [0, high] a growing function that is 0 at 0 has the value ``target``, by bisection."""
+    """Solves function(t) = target in [0, high] by bisection, for an increasing function that is 0 at 0."""
     low, high = torch.zeros_like(target), high.expand_as(target)
     for _ in range(80):
         middle = 0.5 * (low + high)
@@ -239,7 +240,7 @@ def _bisect(function: Callable[[Tensor], Tensor], target: Tensor, high: Tensor) 
 
 
 class Equirectangular(Lens):
-    """u = fx longitude + cx and v = fy latitude + cy, where longitudes grow to the right and latitudes down."""
+    """u = fx longitude + cx and v = fy latitude + cy. Longitudes increase to the right, latitudes downwards."""
 
     culls_by_distance = True
     wraps = True
@@ -248,9 +249,9 @@ class Equirectangular(Lens):
         x, y, z = p
         square = x * x + z * z
         is_pole = square <= AXIS_MIN
-        across = torch.where(is_pole, 1.0, square).sqrt()
+        r = torch.where(is_pole, 1.0, square).sqrt()
         longitude = torch.where(is_pole, 0.0, torch.atan2(x, torch.where(is_pole, 1.0, z)))
-        latitude = torch.where(is_pole, 0.5 * torch.pi * y.sign(), (y / across).atan())
+        latitude = torch.where(is_pole, 0.5 * torch.pi * y.sign(), (y / r).atan())
         return longitude, latitude, torch.ones_like(is_pole)
 
     def unproject(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:

@@ -1,4 +1,4 @@
-"""Real spherical harmonics, by formula."""
+"""Real spherical harmonics of the dense reference."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 def sh_basis(degree: int, directions: Tensor) -> Tensor:
     """Evaluates real spherical harmonics at unit directions, in the order and signs of 3DGS. [..., 3] -> [..., K]
 
-    Y_lm = sqrt((2l + 1)/(4 pi) (l - m)!/(l + m)!) P_lm(z) {cos, sin}(m phi), built from the associated Legendre
-    recurrences rather than from tabulated polynomials, as a check of those in the kernels.
+    Y_lm = sqrt((2l + 1)/(4 pi) (l - m)!/(l + m)!) P_lm(z) {cos, sin}(m phi). P_lm follows from the recurrences of the
+    associated Legendre functions, to check the tabulated polynomials of the kernels.
     """
     x, y, z = directions.unbind(-1)
     one = torch.ones_like(x)
@@ -41,6 +41,6 @@ def sh_basis(degree: int, directions: Tensor) -> Tensor:
 
 
 def spherical_harmonics(degree: int, directions: Tensor, coeffs: Tensor) -> Tensor:
-    """Sum of the basis times coefficients at directions of any norm. [..., 3], [..., K, 3] -> [..., 3]"""
+    """Evaluates spherical harmonics at directions of any norm. [..., 3], [..., K, 3] -> [..., 3]"""
     basis = sh_basis(degree, torch.nn.functional.normalize(directions, dim=-1))
     return (basis[..., None] * coeffs[..., : basis.shape[-1], :]).sum(-2)

@@ -1,8 +1,8 @@
-"""2D Gaussians of the dense reference (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888), by their formulas.
+"""2D Gaussians of the dense reference (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888).
 
-A surfel is a disc with two axes. A = [s_0 r_0 | s_1 r_1 | p] takes its coordinates (u, v, 1) to the camera frame, with
-the first two columns r_0 and r_1 of its rotation and its center p there; M = K A, its *ray transform*, to
-z (x, y, 1) of the pixel (x, y) that shows it (section 4.1).
+A surfel is a disc. A = [s_0 r_0 | s_1 r_1 | p] maps coordinates (u, v, 1) on the disc to the camera frame, where r_0
+and r_1 are the first two columns of the rotation, and p is the center. The *ray transform* M = K A maps them to
+z (x, y, 1) of the pixel (x, y) (section 4.1).
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ class Surfels:
     """Projected surfels, [..., C, N, ...] each, zero where culled.
 
     Attributes:
-        visible, radii, means2d, depths: As in ``Projection``; ``means2d`` are the centers of bounding boxes.
-        transforms: [..., C, N, 3, 3], M.
-        normals: [..., C, N, 3] camera frame, towards the camera.
-        margin: Relative distance from the thresholds of culling.
+        visible, radii, means2d, depths: As in ``Projection``. ``means2d`` are the centers of the bounding boxes.
+        transforms: [..., C, N, 3, 3], the ray transforms M.
+        normals: [..., C, N, 3] camera frame, facing the camera.
+        margin: Relative distance from the culling thresholds.
     """
 
     visible: Tensor
@@ -82,13 +82,14 @@ def project_surfels(
 
 
 def surfel_sigmas(means2d: Tensor, transforms: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Half the lesser of two squared distances, infinite where a ray misses. [..., C, H, W, N]
+    """Evaluates surfels at pixel centers.
 
-    That from the center in the plane of the surfel, where the ray of the pixel meets it (equations 8 to 10), and that
-    on the image, as of a Gaussian with a standard deviation of sqrt(1/2) pixels (equation 11).
-
-    The second is z of where the ray meets the plane, and the third is whether that is a depth on the disc: at most
-    DISC_EXTENT standard deviations from the center, and positive.
+    Returns:
+        - sigma, [..., C, H, W, N]: half the smaller of two squared distances. The first is from the center to the point
+          where the ray of the pixel meets the plane (equations 8 to 10). The second is in the image, for a Gaussian
+          with a standard deviation of sqrt(1/2) pixels (equation 11). Infinite if the ray misses the plane.
+        - z of the point where the ray meets the plane.
+        - Whether this z is a depth on the disc: at most DISC_EXTENT standard deviations from the center, and positive.
     """
     x, y = _pixel_centers(width, means2d)[:, None, None], _pixel_centers(height, means2d)[:, None, None, None]
     row_x, row_y, row_z = transforms[..., None, None, :, :, :].unbind(-2)  # [..., C, 1, 1, N, 3]
@@ -105,8 +106,14 @@ def surfel_sigmas(means2d: Tensor, transforms: Tensor, width: int, height: int) 
 
 @dataclasses.dataclass(frozen=True)
 class SurfelImages:
-    """Images: ``colors`` [..., C, H, W, D], ``alphas`` [..., C, H, W, 1], ``normals`` [..., C, H, W, 3] camera frame;
-    ``distortions`` and ``medians`` [..., C, H, W, 1] of the last color channel; ``weights`` [..., C, H, W, N]."""
+    """The images of surfels.
+
+    Attributes:
+        colors, alphas: [..., C, H, W, D] and [..., C, H, W, 1].
+        normals: [..., C, H, W, 3] camera frame.
+        distortions, medians: Distortion and median of the last color channel, [..., C, H, W, 1] each.
+        weights: [..., C, H, W, N].
+    """
 
     colors: Tensor
     alphas: Tensor
@@ -123,14 +130,14 @@ def composite_surfels(
     """Composites projected surfels, front to back.
 
     Args:
-        opacities, colors: [..., C, N], [..., C, N, D]; the last channel is z in what follows.
+        opacities, colors: [..., C, N] and [..., C, N, D]. The last channel is called z below.
         backgrounds: [..., C, D] or None.
-        tile_size: Surfels count in the tiles that the boxes means2d +- radii touch.
-        planes: Whether z is that of the plane where the ray of the pixel meets it, where that is a depth on the disc.
+        tile_size: Surfels contribute only to tiles that the boxes means2d +- radii touch.
+        planes: Whether to replace z by the depth at which the ray of the pixel meets the plane, if it is on the disc.
 
-    With w the weight of a surfel and sums over those in front of it, distortion is the sum of
-    2 w (z sum(w_j) - sum(w_j z_j)), which is that of w_i w_j |z_i - z_j| if z ascends (equation 13). The median is the
-    z of the last surfel in front of which more than half of the light is left.
+    The distortion is the sum over surfels of 2 w (z A - B), where w is the weight, and A and B are the sums of w_j and
+    w_j z_j over the surfels in front. For ascending z, it equals the sum of w_i w_j |z_i - z_j| over all i and j
+    (equation 13). The median is z of the last surfel with a transmittance of more than 1/2 in front of it.
     """
     width, height = settings.width, settings.height
     order, _ = _depth_order(surfels.visible, surfels.depths)
@@ -158,9 +165,9 @@ def composite_surfels(
     z_in_front = (weights * z).cumsum(-1) - weights * z
     distortions = (2 * weights * (z * in_front - z_in_front)).sum(-1, keepdim=True)
     early = (weights > 0) & (1 - in_front > 0.5)
-    places = torch.arange(1, weights.shape[-1] + 1, device=z.device)
-    last = torch.where(early, places, 0).amax(-1, keepdim=True) if len(places) else early.new_zeros(1)
-    medians = torch.where(early & (places == last), z, 0.0).sum(-1, keepdim=True)
+    positions = torch.arange(1, weights.shape[-1] + 1, device=z.device)
+    last = torch.where(early, positions, 0).amax(-1, keepdim=True) if len(positions) else early.new_zeros(1)
+    medians = torch.where(early & (positions == last), z, 0.0).sum(-1, keepdim=True)
     return SurfelImages(
         rendered, image.alphas[..., None], image.colors[..., n_colors:], distortions, medians,
         image.weights,

@@ -40,7 +40,7 @@ def intersect(
         periods: See :class:`ScreenGaussians`.
 
     Raises:
-        ArgumentError: There are more rows or tiles than 32-bit indices hold.
+        ArgumentError: There are more rows or tiles than 32-bit indices allow.
         MemoryBudgetError: A single tile row exceeds the budget.
         PeerError: Another rank raised an error.
     """

@@ -1,4 +1,4 @@
-"""Footprints in vectorized PyTorch: how a splat is evaluated at the pixels of a tile, one kind a file."""
+"""Footprints in vectorized PyTorch: each evaluates splats at the pixels of a tile. One file per footprint."""
 
 from .ellipse import Ellipse
 from .interface import Footprint, Local, Pixels

@@ -9,10 +9,10 @@ from torch import Tensor
 from ...config import ALPHA_MIN, Numerics
 from ...data import CompositingSettings, Splats
 from ...formulas.rotations import rotation_rows
-from .interface import NOTHING, Footprint, Local, Pixels, pack_rows
+from .interface import NOT_RENDERED, Footprint, Local, Pixels, pack_rows
 
 INVERSE_MAX = 1e12
-"""Largest 1 / scale of a Gaussian that is rendered, and largest coordinate of its mean."""
+"""Maximum of 1 / scale and of the coordinates of the mean of Gaussians that are rendered."""
 
 UPPER = [(i, j) for i in range(3) for j in range(i, 3)]
 
@@ -24,13 +24,13 @@ def _rotations(quats: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Ray(Footprint):
-    """The 3D Gaussian along rays.
+    """The 3D Gaussian, evaluated along rays.
 
-    `local` are the nearest points c [3, P, K] of rays, t [P, K] of these, and the directions u [3, P, K], with c and u
-    in the frame in which the Gaussian has a standard deviation of 1.
+    `local` is (c, t, u): the point c [3, P, K] of the ray that is closest to the mean, its parameter t [P, K], and the
+    direction u [3, P, K]. c and u are in the frame in which the Gaussian is a unit sphere.
 
     Attributes:
-        in_front: Whether Gaussians are not seen whose nearest point is behind the origin.
+        in_front: Whether to skip Gaussians whose closest point is behind the origin of the ray.
     """
 
     in_front: bool
@@ -38,7 +38,7 @@ class Ray(Footprint):
     SUMS: ClassVar[int] = 10
 
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
-        """Packs the mean, the rows of M = diag(1 / s) R^T, ln(opacity) and the clamped opacity. [14, nnz]"""
+        """Packs the mean, M = diag(1 / s) R^T row by row, ln(opacity) and the clamped opacity. [14, nnz]"""
         shapes, opacities = splats.shapes, splats.opacities
         whitening = _rotations(shapes[:, 3:7]).transpose(0, 1) / shapes[:, 7:].T[:, None]
         values = torch.cat([shapes[:, :3].T, whitening.flatten(0, 1)])
@@ -48,6 +48,7 @@ class Ray(Footprint):
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
         assert isinstance(pixels, Tensor)
         whitening = record[3:12].view(3, 3, -1)
+        # u = M d, w = M (o - m), t = -(u . w) / |u|^2, c = w + t u; ln(alpha) = ln(o) - |c|^2 / 2
         u = torch.einsum("ijk,jp->ipk", whitening, pixels[3:])
         w = torch.einsum("ijk,jpk->ipk", whitening, pixels[:3, :, None] - record[:3, None])
         t = -(u * w).sum(0) / (u * u).sum(0).clamp_min(1e-30)
@@ -55,12 +56,12 @@ class Ray(Footprint):
         seen = pixels[3:].abs().sum(0)[:, None] > 0
         if self.in_front:
             seen = seen & (t >= 0)
-        return (c, t, u), torch.where(seen, record[12] - 0.5 * (c * c).sum(0), NOTHING)
+        return (c, t, u), torch.where(seen, record[12] - 0.5 * (c * c).sum(0), NOT_RENDERED)
 
     def sums(
         self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
     ) -> list[Tensor]:
-        """Returns sums over pixels of g, g c, and the upper triangle of g c c^T, with those of hits; [K] each."""
+        """Returns the sums over pixels of g, g c, and the upper triangle of g c c^T; [K] each. Hits add to them."""
         g = g.flatten(0, 1)
         c, _, u = local = _orthogonal(local)
         q = None if v_hits is None else _hit_gradients(v_hits, local)
@@ -77,7 +78,7 @@ class Ray(Footprint):
 
     def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sums = sums[:, : self.SUMS]
-        # Rows that were not rendered have no sums, and any shape.
+        # Rows that were not rendered have zero sums. Their shape may be invalid and is replaced.
         shapes = torch.where((sums == 0).all(1, keepdim=True), 1.0, shapes)
         quats, scales = shapes[:, 3:7], shapes[:, 7:]
         products = sums.new_empty(len(sums), 3, 3)
@@ -96,50 +97,50 @@ class Ray(Footprint):
     def pixel_features(
         self, feature: Tensor, weight: Tensor, local: Local, pixels: Pixels, settings: CompositingSettings
     ) -> Tensor:
-        """Returns what features add to colors [D, P], and sets the last feature of hits to zero."""
+        """Returns the contribution of hits and flipped normals [D, P]. Sets the last feature to zero for hits."""
         added = feature.new_zeros(len(feature), len(weight))
         if settings.hits:
             feature[-1] = 0.0
             added[-1] = (weight * local[1].abs()).sum(1)
         if settings.normals:
-            added[:3] = feature[:3] @ (weight * _turned(feature[:3], pixels)).T
+            added[:3] = feature[:3] @ (weight * _flips(feature[:3], pixels)).T
         return added
 
     def pixel_features_vjp(
         self, feature: Tensor, v_color: Tensor, local: Local, pixels: Pixels, settings: CompositingSettings
     ) -> tuple[Tensor, Tensor]:
-        turned = torch.zeros_like(local[1])
+        flips = torch.zeros_like(local[1])
         if settings.hits:
             feature[-1] = 0.0
         v_weight = v_color @ feature
         if settings.hits:
             v_weight += v_color[:, -1:] * local[1].abs()
         if settings.normals:
-            turned = _turned(feature[:3], pixels)
-            v_weight += turned * (v_color[:, :3] @ feature[:3])
-        return v_weight, turned
+            flips = _flips(feature[:3], pixels)
+            v_weight += flips * (v_color[:, :3] @ feature[:3])
+        return v_weight, flips
 
 
-def _turned(normals: Tensor, rays: Pixels) -> Tensor:
-    """Returns -2 where normals [3, K] point along rays [6, P], which negates them; else 0. [P, K]"""
+def _flips(normals: Tensor, rays: Pixels) -> Tensor:
+    """Returns -2 where normals [3, K] point along rays [6, P] and are flipped, else 0. [P, K]"""
     assert isinstance(rays, Tensor)
     return torch.where(rays[3:].T @ normals > 0, -2.0, 0.0).to(normals.dtype)
 
 
 def _orthogonal(local: Local) -> Local:
-    """Takes the part along u from c that rounding left."""
+    """Removes the component of c along u, which is due to rounding."""
     c, t, u = local
     return torch.addcmul(c, (u * c).sum(0) / (u * u).sum(0).clamp_min(1e-30), u, value=-1), t, u
 
 
 def _hit_gradients(v: Tensor, local: Local) -> Tensor:
-    """Returns the gradient of t over |u|^2 [P, K], from that of the distance |t| of hits."""
+    """Returns the gradient of t divided by |u|^2 [P, K], from the gradient of the hit distance |t|."""
     _, t, u = local
     return torch.where(t < 0, -v, v) / (u * u).sum(0).clamp_min(1e-30)
 
 
 def _ray_gradients(record: Tensor, g: Tensor, local: Local, q: Tensor | None = None) -> Tensor:
-    """Returns the gradients of the origins and directions of rays, [6, P], with those of hits if there is a q."""
+    """Returns the gradients of ray origins and directions, [6, P]. They include the gradients of hits if ``q``."""
     (c, t, u), whitening = local, record[3:12].view(3, 3, -1)
     v = -torch.einsum("ijk,ipk->jpk", whitening, g * c if q is None else g * c + q * u)
     v_directions = (t * v).sum(-1)

@@ -1,4 +1,4 @@
-"""The ellipse at positions beside pixel centers, in PyTorch; see ``kernels/compositing/footprints/shifted.py``."""
+"""The ellipse at subpixel positions, in vectorized PyTorch; see ``kernels/compositing/footprints/shifted.py``."""
 
 from torch import Tensor
 
@@ -7,7 +7,8 @@ from .interface import Local, Pixels
 
 
 class Shifted(Ellipse):
-    """The ellipse at positions, the directions of rays. `local` are offsets dx and dy from the mean, [P, K] each."""
+    """The ellipse, evaluated at positions. They are stored as the directions of rays. `local` is the offset from the
+    mean, dx and dy [P, K]."""
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
         assert isinstance(pixels, Tensor)

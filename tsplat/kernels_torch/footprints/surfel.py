@@ -7,30 +7,33 @@ from torch import Tensor
 
 from ...config import ALPHA_MIN, DISC_EXTENT, FILTER_VARIANCE, Numerics
 from ...data import CompositingSettings, Splats
-from .interface import NOTHING, Footprint, Local, Pixels, pack_rows
+from .interface import NOT_RENDERED, Footprint, Local, Pixels, pack_rows
 
 MAGNITUDE = 1e12
-"""Largest value of the transform and the mean of a splat that is rendered."""
+"""Maximum magnitude of the transform and the mean of splats that are rendered."""
 
 
 def _relative(transforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns projected centers [nnz, 2], and the upper left [nnz, 2, 2] of the transforms relative to them."""
+    """Returns the projected centers [nnz, 2], and the upper left [nnz, 2, 2] of the transforms relative to them."""
     m = transforms.view(-1, 3, 3)
     centers = m[:, :2, 2] / m[:, 2:, 2]
     return centers, m[:, :2, :2] - centers[..., None] * m[:, 2:, :2]
 
 
 class Surfel(Footprint):
-    """The 2D Gaussian at pixel centers.
+    """The 2D Gaussian, evaluated at pixel centers.
 
-    `local` are where pixels are on discs, s, and zeros, where that is nearer; else zeros and offsets from the mean.
-    [2, P, K] each.
+    `local` is the position s on the disc, and the offset from the mean, [2, P, K] each. The one that does not determine
+    sigma is zero.
     """
 
     SUMS: ClassVar[int] = 10
 
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
-        """Packs center q; k a, k b, k c, k d; D; t; mean; ln(opacity); clamped opacity of each row. [13, nnz]"""
+        """Packs q; k a, k b, k c, k d; D; t; the mean; ln(opacity); and the clamped opacity. [13, nnz]
+
+        See the docstring of the Triton footprint for the symbols.
+        """
         transforms, means2d, opacities = splats.shapes, splats.means2d, splats.opacities
         valid = (transforms.abs() <= MAGNITUDE).all(-1) & (means2d.abs() <= MAGNITUDE).all(-1)
         valid &= (transforms[:, 8] != 0) & (opacities >= ALPHA_MIN)
@@ -50,7 +53,7 @@ class Surfel(Footprint):
         return local, exponent
 
     def _locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor, Tensor]:
-        """Returns what ``locate`` does, and between these where rays meet planes, s [2, P, K]."""
+        """Returns the local coordinates, s [2, P, K] where rays meet the planes of the discs, and ln(alpha)."""
         columns, lines = pixels
         x, y, a, b, c, d, area, t0, t1, mean_x, mean_y, log_opacity, _ = record
         dx, dy = (columns[:, None] - x)[None], (lines[:, None] - y)[:, None]
@@ -63,13 +66,13 @@ class Surfel(Footprint):
         on_disc, on_image = (s * s).sum(0), (offsets * offsets).sum(0) / FILTER_VARIANCE
         is_nearer = on_disc <= on_image
         exponent = log_opacity - 0.5 * torch.where(is_nearer, on_disc, on_image)
-        exponent = torch.where(w == 0, NOTHING, exponent)
+        exponent = torch.where(w == 0, NOT_RENDERED, exponent)
         return (torch.where(is_nearer, s, 0.0), torch.where(is_nearer, 0.0, offsets)), s, exponent
 
     def sums(
         self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
     ) -> list[Tensor]:
-        """Sums g over pixels, and g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0, |s|^2 s_1, and offsets."""
+        """Returns the sums over pixels of g times 1, s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0, |s|^2 s_1, offsets."""
         (s, offsets), g = local[:2], g.flatten(0, 1)
         x, y = weighted = g * s
         square = (s * s).sum(0)
@@ -80,13 +83,13 @@ class Surfel(Footprint):
         return list((g.flatten(0, 1) * local[1] / FILTER_VARIANCE).abs().sum(1))
 
     def _third(self, sums: Tensor) -> Tensor:
-        """Returns the sum of (g e_2 + q) (s_0, s_1, 1), see the docstring in Triton. [nnz, 3]"""
+        """Returns the sum of (g e_2 + q) (s_0, s_1, 1) [nnz, 3]; see the docstring of the Triton footprint."""
         _, _, _, xx, _, yy, x_cubed, y_cubed, *_ = sums.unbind(-1)
         return -torch.stack([x_cubed, y_cubed, xx + yy], -1)
 
     def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         third = self._third(sums)
-        # Rows that were not rendered have no sums, and any transform.
+        # Rows that were not rendered have zero sums. Their transform may be invalid and is replaced.
         unseen = (sums[:, :8] == 0).all(1, keepdim=True) & (third == 0).all(1, keepdim=True)
         transforms = torch.where(unseen, 1.0, shapes)
         centers, m = _relative(transforms)
@@ -104,16 +107,16 @@ class Surfel(Footprint):
 
 
 class SurfelPlane(Surfel):
-    """The 2D Gaussian with the depth of its plane where the ray of the pixel meets it as the last feature.
+    """The 2D Gaussian. The last feature is the depth at which the ray of the pixel meets its plane.
 
-    `local` has three more tensors: s [2, P, K] where rays meet discs, else 0; by what the depth of the center is
-    multiplied, [P, K]; and whether they meet them, [P, K].
+    `local` has three more tensors: s where the ray meets the disc, else 0, [2, P, K]; the ratio of the depth there to
+    the depth of the center, [P, K]; and whether the ray meets the disc, [P, K].
     """
 
     SUMS: ClassVar[int] = 11
 
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
-        """Packs the depth of the center, too, before ln(opacity). [14, nnz]"""
+        """Packs the values of ``Surfel``, with the depth of the center before ln(opacity). [14, nnz]"""
         rows = super().pack(splats, numerics)
         z = torch.where(rows[-1] > 0, splats.shapes[:, 8], 0.0)
         return torch.cat([rows[:-2], z[None], rows[-2:]])
@@ -133,7 +136,8 @@ class SurfelPlane(Surfel):
     def sums(
         self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
     ) -> list[Tensor]:
-        """Returns the sums of ``Surfel``, with q s_0 and q s_1 subtracted from the last two of s; and that of q."""
+        """Returns the sums of ``Surfel``, and the sum of q. The sums of q s_0 and q s_1 are subtracted from the sums of
+        g |s|^2 s_0 and g |s|^2 s_1."""
         assert v_hits is not None
         _, _, s, ratio, is_met = local
         sums = super().sums(record, g, local, v_hits, v_rays)
@@ -147,7 +151,7 @@ class SurfelPlane(Surfel):
     def pixel_features(
         self, feature: Tensor, weight: Tensor, local: Local, pixels: Pixels, settings: CompositingSettings
     ) -> Tensor:
-        """Returns what depths add to colors [D, P], and sets the last feature to zero."""
+        """Returns the contribution of depths [D, P], and sets the last feature to zero."""
         added = feature.new_zeros(len(feature), len(weight))
         added[-1] = (weight * self.hits(feature[-1], local)).sum(1)
         feature[-1] = 0.0

@@ -1,4 +1,4 @@
-"""The ellipse on an image whose columns wrap, in PyTorch; see ``kernels/compositing/footprints/wrapped.py``."""
+"""The ellipse in an image whose columns wrap, in PyTorch; see ``kernels/compositing/footprints/wrapped.py``."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,11 @@ from .interface import Local, Pixels
 
 
 class Wrapped(Ellipse):
-    """The ellipse at pixel centers, of the copy of each splat that is nearest. Shapes are a conic and a period."""
+    """The ellipse, evaluated at pixel centers, of the closest periodic copy of each splat. Shapes are a conic and the
+    period."""
 
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
-        """Packs the period, and what the ellipse packs. [8, nnz]"""
+        """Packs the period, followed by the values of the ellipse. [8, nnz]"""
         ellipses = splats._replace(shapes=splats.shapes[:, :3])
         return torch.cat([splats.shapes[:, 3:].T, super().pack(ellipses, numerics)])
 
@@ -26,6 +27,6 @@ class Wrapped(Ellipse):
     def slopes(self, record: Tensor, g: Tensor, local: Local) -> list[Tensor]:
         return super().slopes(record[1:], g, local)
 
-    def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        v_means, v_shapes, v_opacities = super().finish(found, shapes[:, :3], opacities)
+    def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        v_means, v_shapes, v_opacities = super().finish(sums, shapes[:, :3], opacities)
         return v_means, torch.nn.functional.pad(v_shapes, (0, 1)), v_opacities

@@ -1,4 +1,4 @@
-"""Lenses, a file for each; see `interface.Lens`."""
+"""Lenses in vectorized PyTorch, one file per lens; see `interface.Lens`."""
 
 from .equirectangular import Equirectangular
 from .fisheye import Fisheye

@@ -43,7 +43,7 @@ class Equirectangular(Lens):
 
 
 def _direction(x: Tensor, z: Tensor) -> Triple:
-    """Returns sine and cosine of the angle of (x, z) from the z axis, and its length; 0, 1, 0 if that is too small."""
+    """Returns sine and cosine of the angle of (x, z) from the z axis, and its length; 0, 1, 0 for short vectors."""
     square = x * x + z * z
     exists = square > AXIS_MIN
     length = torch.where(exists, square, 1.0).sqrt()

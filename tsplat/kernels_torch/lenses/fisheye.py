@@ -13,10 +13,11 @@ from ...formulas.rotations import Triple
 from .interface import Lens, Projected
 
 NEWTON_STEPS = 40
-"""Steps that find an angle; bisections, or Newton's, each of which about doubles the number of exact digits."""
+"""Iterations that invert the distortion. Newton's method about doubles the number of exact digits per step; a step
+outside of the bracket is replaced by a bisection."""
 
 SAMPLES, BISECTIONS = 1024, 60
-"""Samples of [0, pi] among which the largest angle of a lens is searched, and steps that refine it."""
+"""Number of samples of [0, pi] that bracket the largest angle of a lens, and of the bisections that refine it."""
 
 
 Coefficients = namedtuple("Coefficients", "k1 k2 k3 k4 theta_max")
@@ -62,33 +63,33 @@ class Fisheye(Lens):
         gain, slope = _gain_and_slope(theta, fixed)
         valid = (theta * gain - radius).abs() <= 100 * torch.finfo(x.dtype).eps * (1 + radius)
         if k.k1.requires_grad:
-            # Zeros, which have the gradient of the inverse.
+            # ``change`` is zero. Its gradient gives theta the gradient of the inverse (implicit function theorem).
             change = sum((value - value.detach()) * theta ** (2 * i + 3) for i, value in enumerate(k[:4]))
             theta = theta - change / torch.where(valid & (slope > 0), slope, torch.inf)
         return direction_at_angle(theta, x, y, radius, valid)
 
 
 def _gain(square: Tensor, k: Coefficients) -> Tensor:
-    """Returns the distorted angle over theta, from theta^2."""
+    """Returns theta_d / theta from theta^2, where theta_d is the distorted angle."""
     k1, k2, k3, k4, _ = k
     gain: Tensor = 1 + square * (k1 + square * (k2 + square * (k3 + square * k4)))
     return gain
 
 
 def _gain_and_slope(theta: Tensor, k: Coefficients) -> tuple[Tensor, Tensor]:
-    """Returns the distorted angle over theta, and the derivative of the distorted angle with respect to theta."""
+    """Returns theta_d / theta and d theta_d / d theta, where theta_d is the distorted angle."""
     square = theta * theta
     slope = 1 + square * (3 * k.k1 + square * (5 * k.k2 + square * (7 * k.k3 + square * 9 * k.k4)))
     return _gain(square, k), slope
 
 
 def fisheye_direction(p: Triple) -> tuple[Triple, Tensor, Tensor, Tensor]:
-    """Returns d = p / |p|, 1 / |p|, K and M."""
+    """Returns d = p / |p|, 1 / |p|, K and M; see the Triton lens for the symbols."""
     x, y, z = p
     inverse_norm = (x * x + y * y + z * z).rsqrt()
     dx, dy, dz = x * inverse_norm, y * inverse_norm, z * inverse_norm
     behind = dz < 0
-    # Unlike that of abs(), the gradient is right at 0.
+    # Unlike abs(), this has the right gradient at 0.
     c = torch.where(behind, -dz, dz)
     series = torch.full_like(c, FISHEYE_SERIES[-1])
     for coefficient in FISHEYE_SERIES[-2::-1]:
@@ -103,7 +104,7 @@ def fisheye_direction(p: Triple) -> tuple[Triple, Tensor, Tensor, Tensor]:
 
 
 def direction_at_angle(theta: Tensor, x: Tensor, y: Tensor, radius: Tensor, valid: Tensor) -> Triple:
-    """Returns unit directions at angles from the optical axis, on the side of x, y; zero where they are not valid."""
+    """Returns the unit direction at an angle theta from the optical axis, towards (x, y); zero where not valid."""
     scale = theta.sin() / torch.where(radius > 0, radius, 1.0)
     dx, dy, dz = (torch.where(valid, value, 0.0) for value in (scale * x, scale * y, theta.cos()))
     return dx, dy, dz
@@ -113,9 +114,9 @@ def direction_at_angle(theta: Tensor, x: Tensor, y: Tensor, radius: Tensor, vali
 def invert(
     function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, high: Tensor, t: Tensor, steps: int
 ) -> Tensor:
-    """Returns where in [0, high] a growing function that is 0 at 0 has the value ``target``; t is the first guess.
+    """Solves f(t) = target in [0, high] for an increasing f with f(0) = 0, by Newton's method with bisection.
 
-    ``function`` returns the value over t, and the derivative of the value.
+    ``function`` returns f(t) / t and f'(t). ``t`` is the initial guess.
     """
     low, high = torch.zeros_like(t), high.expand_as(t)
     for _ in range(steps):
@@ -128,7 +129,7 @@ def invert(
 
 
 def _largest_angle(radial: Tensor) -> Tensor:
-    """Returns the angle at which theta (1 + k1 theta^2 + ... + k4 theta^8) stops to grow, at most pi.
+    """Returns the largest angle up to which theta (1 + k1 theta^2 + ... + k4 theta^8) increases, at most pi.
 
     [..., 4] -> [...]
     """
@@ -141,7 +142,8 @@ def _largest_angle(radial: Tensor) -> Tensor:
         return slope + 1 > 0
 
     samples = torch.linspace(0, math.pi, SAMPLES, dtype=torch.float64, device=radial.device)
-    growing = grows(samples.expand(*radial.shape[:-1], SAMPLES)).cumprod(-1).sum(-1, keepdim=True)  # the first stop
+    # Index of the first sample at which the function does not increase.
+    growing = grows(samples.expand(*radial.shape[:-1], SAMPLES)).cumprod(-1).sum(-1, keepdim=True)
     low, high = samples[growing - 1], samples[growing.clamp_max(SAMPLES - 1)]
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)

@@ -11,8 +11,8 @@ from .fisheye import direction_at_angle, fisheye_direction, invert
 from .interface import Lens
 
 Coefficients = namedtuple("Coefficients", "c1 c2 c3 c4 c5 theta_max distance_max c d e inverts around")
-"""``inverts`` is 1 if the polynomial gives angles of distances, 0 if distances of angles. ``around`` is 1 if points
-behind the camera are shown."""
+"""``inverts`` is 1 if the polynomial maps distances to angles, 0 if it maps angles to distances. ``around`` is 1 if the
+lens shows points behind the camera."""
 
 
 class FTheta(Lens):
@@ -47,20 +47,20 @@ class FTheta(Lens):
 
 
 def _gain(theta: Tensor, k: Coefficients) -> Tensor:
-    """Returns the distance from the principal point at which the lens shows an angle, over theta."""
+    """Returns the distance from the principal point at which the lens shows the angle theta, divided by theta."""
     inverts = k.inverts > 0
     root = invert(
         lambda t: _polynomial(t, k), theta, k.distance_max, theta * (k.distance_max / k.theta_max), FTHETA_STEPS
     )
     root = torch.where(inverts, root, 0.0)
     value, slope = _polynomial(root, k)
-    # One more step, which has the gradient of the inverse.
+    # One more Newton step, with gradient: the gradient of the inverse (implicit function theorem).
     t = torch.where(inverts, root - (root * value - theta) / torch.where(slope > 0, slope, torch.inf), theta)
     value, _ = _polynomial(t, k)
     return torch.where(inverts, 1 / torch.where(value > 0, value, torch.inf), value)
 
 
 def _polynomial(t: Tensor, k: Coefficients) -> tuple[Tensor, Tensor]:
-    """Returns the polynomial over t, and the derivative of the polynomial."""
+    """Returns the polynomial divided by t, and its derivative."""
     value = k.c1 + t * (k.c2 + t * (k.c3 + t * (k.c4 + t * k.c5)))
     return value, k.c1 + t * (2 * k.c2 + t * (3 * k.c3 + t * (4 * k.c4 + t * (5 * k.c5))))

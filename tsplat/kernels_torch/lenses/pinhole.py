@@ -11,11 +11,11 @@ from ...formulas.rotations import Triple
 from .interface import Lens, Projected
 
 NEWTON_STEPS = 20
-"""Steps that undo a distortion; each about doubles the number of exact digits."""
+"""Newton steps that invert the distortion. Each about doubles the number of exact digits."""
 
 
 Coefficients = namedtuple("Coefficients", "k1 k2 k3 k4 k5 k6 p1 p2 s1 s2 s3 s4")
-"""OpenCV's names."""
+"""Named as in OpenCV."""
 
 
 class Pinhole(Lens):
@@ -44,14 +44,14 @@ class Pinhole(Lens):
 
 
 def _row(p: Tensor, reciprocal: Tensor, focal: Tensor, center: Tensor, extent: int) -> tuple[Tensor, Tensor]:
-    """Returns d pixel / d p and d pixel / d z, the row of the Jacobian of one image axis."""
+    """Returns the derivatives of a pixel coordinate by p (x or y) and by z: one row of the Jacobian."""
     margin = 0.5 * FOV_MARGIN * extent / focal
     slope = torch.clamp(p * reciprocal, -(center / focal + margin), (extent - center) / focal + margin)
     return focal * reciprocal, -focal * reciprocal * slope
 
 
 def _distort(a: Tensor, b: Tensor, k: Coefficients) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Distorts a = x / z and b = y / z. Returns both, the radial factor, and its denominator."""
+    """Distorts a = x / z and b = y / z. Returns the results, the radial factor, and its denominator."""
     k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = k
     square = a * a + b * b
     above = 1 + square * (k1 + square * (k2 + square * k3))
@@ -65,7 +65,7 @@ def _distort(a: Tensor, b: Tensor, k: Coefficients) -> tuple[Tensor, Tensor, Ten
 
 
 def _undistort(x: Tensor, y: Tensor, k: Coefficients) -> Triple:
-    """Undoes the distortion by Newton's method. Returns a, b, and where there is a solution."""
+    """Inverts the distortion by Newton's method. Returns a, b, and whether there is a solution."""
     fixed = Coefficients(*[value.detach() for value in k])
     k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = fixed
     a, b = x, y
@@ -90,7 +90,7 @@ def _undistort(x: Tensor, y: Tensor, k: Coefficients) -> Triple:
     valid = solved & (gain > LENS_GAIN_MIN)
     a, b = torch.where(valid, a, 0.0), torch.where(valid, b, 0.0)
     if any(value.requires_grad for value in k):
-        # Zeros, which have the gradient of the inverse.
+        # The residuals are zero. Their gradient gives a and b the gradient of the inverse (implicit function theorem).
         distorted_a, distorted_b, _, _ = _distort(a, b, k)
         residual_x, residual_y = distorted_a - distorted_a.detach(), distorted_b - distorted_b.detach()
         a, b = a - (yy * residual_x - xy * residual_y) / det, b - (xx * residual_y - yx * residual_x) / det
