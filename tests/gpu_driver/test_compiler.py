@@ -51,7 +51,7 @@ def test_tritons_driver_is_not_asked(monkeypatch):
 
 def test_another_way_to_specialize_is_said(monkeypatch):
     monkeypatch.delattr(JITFunction, "_pack_args")
-    with pytest.raises(DriverError, match=r"types_kernel: Triton \S+ specializes kernels in a way that is not known"):
+    with pytest.raises(DriverError, match=r"types_kernel: tsplat does not know how Triton \S+ specializes kernels"):
         compiled_for(types_kernel, target_of("sm_80"), arguments(torch.zeros(3, dtype=torch.float64)))
 
 

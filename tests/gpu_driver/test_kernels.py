@@ -63,7 +63,7 @@ def test_more_shared_memory_than_the_default(target):
     given = dict(x=x, y=y, N=128)
     with emulated(target):
         kernel = loaded(target, given, transpose_kernel)
-        assert kernel.needs.shared_bytes > 49_152
+        assert kernel.metadata.shared_bytes > 49_152
         kernel(1, values(given))
     assert torch.equal(y, x.T)
 
@@ -159,7 +159,7 @@ def test_scratch_memory_is_that_of_tritons_allocators(target, monkeypatch):
 
     with recorded(target) as made:
         kernel = altered(target, given, global_scratch_size=24, global_scratch_align=128, profile_scratch_size=8)
-        with pytest.raises(DriverError, match=r"types_kernel: it needs scratch memory: .*triton\.set_allocator"):
+        with pytest.raises(DriverError, match=r"types_kernel: requires scratch memory: .*triton\.set_allocator"):
             kernel(5, values(given))
         before = _allocation._allocator.set(allocate)
         monkeypatch.setattr(_allocation, "_profile_allocator", type("Profiler", (), {"get": lambda self: allocate})())
@@ -180,12 +180,12 @@ def test_scratch_memory_is_that_of_tritons_allocators(target, monkeypatch):
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        (dict(tensordesc_meta=[{"swizzle": 0}]), "with tensor descriptors as arguments, which cannot be launched"),
-        (dict(instrumentation_mode="gsan"), "with the memory sanitizer GSan, which cannot be launched"),
-        (dict(cluster_dims=(1, 2, 1)), r"with clusters of \(1, 2, 1\) programs, which cannot be launched"),
+        (dict(tensordesc_meta=[{"swizzle": 0}]), "with tensor descriptors as arguments, which is not supported"),
+        (dict(instrumentation_mode="gsan"), "with the memory sanitizer GSan, which is not supported"),
+        (dict(cluster_dims=(1, 2, 1)), r"with clusters of \(1, 2, 1\) programs, which is not supported"),
         (dict(tmem_size=1024), "with 1024 columns of tensor memory"),
-        (dict(shared=300_000), r"it needs 300,000 bytes of shared memory, and the GPU, \w+, has [\d,]+ for a program"),
-        (dict(num_warps=64), r"it needs [\d,]+ threads, and the GPU, \w+, has 1,024 for a program"),
+        (dict(shared=300_000), r"requires 300,000 bytes of shared memory per program; the GPU \(\w+\) has [\d,]+"),
+        (dict(num_warps=64), r"requires [\d,]+ threads per program; the GPU \(\w+\) allows 1,024"),
     ],
 )
 @each_target
@@ -197,7 +197,7 @@ def test_what_cannot_be_launched_is_named(target, metadata, words):
 @on_nvidia
 def test_more_shared_memory_than_is_launched_is_named(monkeypatch):
     monkeypatch.setattr(CudaDriver, "max_shared_bytes", lambda *_: 400_000)
-    with emulated(NVIDIA), pytest.raises(DriverError, match=r"launches of more than 233,472 are not implemented"):
+    with emulated(NVIDIA), pytest.raises(DriverError, match=r"launches with more than 233,472 are not implemented"):
         altered(NVIDIA, arguments(zeros()), shared=300_000)
 
 
@@ -248,9 +248,9 @@ def test_binaries_that_the_driver_refuses_are_said():
     with emulated(TARGETS[0]):
         kernel = loaded(TARGETS[0], given)
         with pytest.raises(
-            DriverError, match=r"cannot load what Triton compiled for \w+: ERROR_INVALID_IMAGE.*; update"
+            DriverError, match=r"cannot load the binary that Triton compiled for \w+: ERROR_INVALID_IMAGE.*; update"
         ):
-            kernel.device.driver.load(b"no binary at all", kernel.needs, 0)
+            kernel.device.driver.load(b"no binary at all", kernel.metadata, 0)
 
 
 @each_target

@@ -33,7 +33,7 @@ def test_more_shared_memory_than_the_default():
     x, y = torch.rand(128, 128, device=DEVICE), torch.zeros(128, 128, device=DEVICE)
     given = dict(x=x, y=y, N=128)
     kernel = loaded(transpose_kernel, given)
-    assert kernel.needs.shared_bytes > 49_152
+    assert kernel.metadata.shared_bytes > 49_152
     kernel(1, values(given))
     assert torch.equal(y, x.T)
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from tests.support.waiting import wait_for
-from tsplat.triton_cpu import launch, room, threads
+from tsplat.triton_cpu import address_space, launch, threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,7 +175,7 @@ def test_little_address_space_leaves_the_work_to_one_thread(monkeypatch):
     monkeypatch.setattr("tsplat.triton_cpu.launcher.HELPER_SECONDS", 1e-12)
     expected = work(1)
     monkeypatch.setattr(threads, "_pool", threads.Pool())
-    monkeypatch.setattr(room, "has_room", lambda n_bytes: False)
+    monkeypatch.setattr(address_space, "is_available", lambda n_bytes: False)
     monkeypatch.setattr(threads._thread, "start_new_thread", None)
     assert torch.equal(work(4, pool=True), expected)
 
@@ -185,7 +185,7 @@ def test_openmp_is_not_used_where_address_space_is_limited(monkeypatch):
     """OpenMP ends the process if it cannot start a thread."""
     monkeypatch.setattr("tsplat.triton_cpu.launcher.HELPER_SECONDS", 1e-12)
     expected = work(1)
-    monkeypatch.setattr(room, "is_limited", lambda: True)
+    monkeypatch.setattr(address_space, "is_limited", lambda: True)
     monkeypatch.setattr(threads, "_openmp", None)
     assert torch.equal(work(2), expected)
 
@@ -194,15 +194,15 @@ LIMIT = """
 import resource, sys, torch
 from tests.triton_cpu.test_cache import scale
 from tests.triton_cpu.test_threads import work
-from tsplat.triton_cpu import launcher, room
+from tsplat.triton_cpu import address_space, launcher
 kind, left = sys.argv[1], int(sys.argv[2])
 launcher.HELPER_SECONDS = 1e-12
 expected = work(1)
 scale(2.0)
-assert not room.is_limited()
+assert not address_space.is_limited()
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + left, resource.RLIM_INFINITY))
-assert room.is_limited()
+assert address_space.is_limited()
 try:
     if kind == "load":
         scale(2.0)

@@ -1,23 +1,24 @@
-"""Runs Triton kernels on a GPU through its driver's library, by ctypes. No C compiler or Python header is needed.
+"""Loads and launches Triton kernels through the library of the GPU driver, by ctypes.
 
     from tsplat import gpu_driver
 
-    kernel = gpu_driver.prepare(kernel, gpu_driver.find(0), arguments)  # what kernel[(n,)](**arguments) compiles
+    kernel = gpu_driver.prepare(kernel, gpu_driver.find(0), arguments)  # compiles what kernel[(n,)](**arguments) does
     kernel(n_programs, values)  # launches it on the current stream
 
-Triton compiles, with its own specialization, cache and keys; but what it launches by is C that it compiles on the
-user's machine. Here, a kernel is loaded and launched by libcuda or libamdhip64, which come with the GPU's driver.
+Triton compiles the kernels, with its own specialization, cache and keys. Triton's launcher, however, is C code that is
+compiled on the user's machine, which requires a C compiler and the headers of Python. This package calls libcuda or
+libamdhip64 instead, which come with the driver.
 
-The path of a kernel, by module:
+Modules, in the order in which a kernel passes through them:
 
-    compiler    arguments to a specialization, which Triton compiles for a target
-    kernels     a loaded kernel: how its arguments lie in memory, scratch memory, hooks of profilers, launches
+    compiler    specializes a kernel for its arguments; Triton compiles it for a target
+    kernels     a loaded kernel: packing of arguments, scratch memory, profiler hooks, launches
     gpus        the target, the driver and the current stream of a GPU
-    cuda, hip   loading and launching by libcuda, and by libamdhip64
-    needs       what a launch needs, from Triton's metadata: threads, shared memory, clusters, ...
-    library     a driver's shared library: functions, and errors in words
+    cuda, hip   loading and launching by libcuda and libamdhip64
+    metadata    launch metadata from Triton: threads, shared memory, clusters, ...
+    library     the shared library of a driver: functions and error messages
 
-It is tested by a library of the emulator with the same functions.
+The tests use a library of the emulator with the same functions.
 """
 
 from .compiler import prepare

@@ -1,4 +1,4 @@
-"""Arguments to a specialization, which Triton compiles for a target."""
+"""Specializes a kernel for its arguments, and compiles it with Triton for a target."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from .gpus import Device
 from .kernels import LoadedKernel
 from .library import DriverError
-from .needs import name_of
+from .metadata import name_of
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
 KNOBS = ("instrumentation_mode", "fpsan_homomorphic_casts")
-"""Settings of Triton's compiler, those that the installed version has, which it takes as options of each kernel."""
+"""Settings of Triton's compiler that it passes as options of each kernel. Not every version has all of them."""
 
 
 def prepare(kernel: JITFunction[Any], device: Device, arguments: Mapping[str, Any]) -> LoadedKernel:
     """Compiles a kernel for a GPU, and loads it.
 
     Args:
-        arguments: As in ``kernel[grid](**arguments)``: the kernel's arguments, and options of the compiler.
+        arguments: As in ``kernel[grid](**arguments)``: the arguments of the kernel, and compiler options.
 
     Raises:
         DriverError: Triton cannot compile for this GPU, or the driver cannot load what it compiled.
@@ -39,10 +39,10 @@ def prepare(kernel: JITFunction[Any], device: Device, arguments: Mapping[str, An
 
 
 def compiled_for(kernel: JITFunction[Any], target: GPUTarget, arguments: Mapping[str, Any]) -> CompiledKernel:
-    """Compiles a kernel for a target as ``kernel[grid](**arguments)`` does, or finds it in Triton's cache.
+    """Compiles a kernel for a target like ``kernel[grid](**arguments)``, or loads it from Triton's cache.
 
-    The types, the alignment of pointers and the options are those of Triton's own launch, and so is the key in the
-    cache; but that asks Triton's driver for the target, and the driver needs a C compiler.
+    Types, alignment of pointers, options and cache key are the same as for a launch by Triton. Unlike this function,
+    Triton takes the target from its driver module, which requires a C compiler.
     """
     given = dict(arguments)
     given["debug"] = given.get("debug", kernel.debug) or triton.knobs.runtime.debug
@@ -57,7 +57,7 @@ def compiled_for(kernel: JITFunction[Any], target: GPUTarget, arguments: Mapping
         source = ASTSource(kernel, signature, constants, attributes)
     except (AttributeError, TypeError, ValueError) as error:
         raise DriverError(
-            f"{kernel.__name__}: Triton {triton.__version__} specializes kernels in a way that is not known here "
+            f"{kernel.__name__}: tsplat does not know how Triton {triton.__version__} specializes kernels "
             f"({type(error).__name__}: {error}); install a Triton from 3.5 to 3.9"
         ) from error
     try:
@@ -71,21 +71,21 @@ def compiled_for(kernel: JITFunction[Any], target: GPUTarget, arguments: Mapping
 
 
 def _unspecialized(specialization: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Returns the types and attributes of an argument without what follows from the values of a bundle's integers.
+    """Returns the types and attributes of an argument. For a tuple, removes specialization on the values of integers.
 
-    Triton specializes on these whatever a kernel's parameters say, for example makes a constant of 1.
+    Triton always specializes on integers in tuples, even if the parameter asks not to: 1 becomes a constant.
     """
-    kinds, attributes = specialization
-    if not isinstance(kinds, tuple):
+    types, attributes = specialization
+    if not isinstance(types, tuple):
         return specialization
-    fields = [_unspecialized(field) for field in zip(kinds, attributes, strict=True)]
+    fields = [_unspecialized(field) for field in zip(types, attributes, strict=True)]
     fields = [
-        ("i32", None) if kind == "constexpr" and attribute is not None
-        else (kind, attribute if isinstance(kind, tuple) or kind.startswith("*") else None)
-        for kind, attribute in fields
+        ("i32", None) if t == "constexpr" and attribute is not None
+        else (t, attribute if isinstance(t, tuple) or t.startswith("*") else None)
+        for t, attribute in fields
     ]  # fmt: skip
-    kinds, attributes = (tuple.__new__(type(kinds), column) for column in zip(*fields, strict=True))
-    return kinds, attributes
+    types, attributes = (tuple.__new__(type(types), column) for column in zip(*fields, strict=True))
+    return types, attributes
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The GPUs of PyTorch: their target, driver and current stream."""
+"""The GPUs that PyTorch sees: their target, driver and current stream."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ from .library import DriverError
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """A GPU."""
+    """A GPU.
+
+    Attributes:
+        number: Its index in PyTorch.
+        target: The target that Triton compiles for.
+        driver: Its driver.
+        current_stream: Maps the index of a GPU to the handle of PyTorch's current stream on it.
+    """
 
     number: int
     target: GPUTarget
-    """The target that Triton compiles for."""
     driver: CudaDriver | HipDriver
     current_stream: Callable[[int], int]
-    """From the number of a GPU to the handle of PyTorch's current stream there."""
 
 
 @functools.cache
 def find(number: int) -> Device:
-    """Returns a GPU by its number in PyTorch.
+    """Returns the GPU with an index in PyTorch.
 
     Raises:
         DriverError: The driver cannot be loaded, or does not work.
@@ -52,7 +57,7 @@ def _driver(is_amd: bool) -> CudaDriver | HipDriver:
 
 
 def version() -> tuple[str | None, str | None]:
-    """Returns the driver of PyTorch's GPUs, such as "CUDA 13.0", and None; or None, and why it cannot be used."""
+    """Returns the name and version of the driver, such as "CUDA 13.0", and None; or None and the error."""
     try:
         driver = _driver(torch.version.hip is not None)
         return f"{driver.name} {driver.version}", None

@@ -1,4 +1,4 @@
-"""A driver's shared library by ctypes: its functions, and errors in words."""
+"""The shared library of a driver, by ctypes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 ADDRESS = ctypes.c_void_p
 
 Launch = Callable[[], int]
-"""Launches a kernel with a grid, a stream and arguments that lie in memory. Returns the driver's error, 0 for none.
+"""Launches a kernel. The grid, the stream and the arguments are read from memory. Returns the driver's error, or 0.
 
-The memory begins with a *head*, which the driver makes for all launches of a kernel. It begins with the numbers of
-programs along the three axes of the grid, 4 bytes each, and has the stream, 8 bytes, at the driver's ``STREAM``."""
+The memory begins with a *head*, which the driver class creates once per kernel. The head begins with the grid, three
+numbers of 4 bytes each. The stream, 8 bytes, is at offset ``STREAM`` of the driver class."""
 
 
 class DriverError(RuntimeError):
-    """A kernel cannot be compiled for a GPU, loaded or launched. The message says what to do."""
+    """A kernel cannot be compiled for a GPU, loaded or launched. The message advises what to do."""
 
 
 class Library:
-    """A shared library that is opened by the first of some paths that exists.
+    """A shared library, opened from the first path that exists.
 
-    Functions that may take long release Python's lock; ``quick`` ones keep it, as a launch takes a microsecond, and
-    another thread that got the lock keeps it for 5,000.
+    Functions release the GIL, except ``quick`` ones: a launch takes one microsecond, while another thread that gets the
+    GIL may hold it for 5,000.
     """
 
     def __init__(self, paths: Sequence[str], advice: str) -> None:
@@ -41,14 +41,14 @@ class Library:
     def function(
         self, name: str, types: Sequence[Any] | None, *, quick: bool = False, result: Any = ctypes.c_int
     ) -> Any:
-        """Returns a function. Without types, arguments are ctypes' objects, or integers of 32 bits.
+        """Returns a function of the library. If ``types`` is None, arguments are ctypes objects or 32-bit integers.
 
         Raises:
-            DriverError: The library has no such function, as it is too old.
+            DriverError: The library is too old to have the function.
         """
         try:
-            found = getattr(self._quick if quick else self._slow, name)
+            function = getattr(self._quick if quick else self._slow, name)
         except AttributeError:
             raise DriverError(f"{self.path} has no function {name}, so the driver is too old; {self._advice}") from None
-        found.argtypes, found.restype = types, result
-        return found
+        function.argtypes, function.restype = types, result
+        return function

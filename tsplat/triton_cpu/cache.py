@@ -1,10 +1,10 @@
-"""Machine code on disk, by everything that it depends on.
+"""The cache of machine code on disk. Its keys contain everything that the code depends on.
 
 An entry is one file in Triton's cache directory (`TRITON_CACHE_DIR`, or `.triton/cache` in `TRITON_HOME` or the home
-directory): a header with a checksum, and the object file. It is written atomically. One whose checksum is wrong counts
-as missing. Where the directory cannot be written, code stays in memory. A user without a home directory, as in
-containers with arbitrary user ids, has one of their own in the directory of temporary files; Triton itself would write
-to a folder named `~` in the working directory.
+directory): a header with a checksum, and the object file. Files are written atomically. A file with a wrong checksum
+counts as missing. If the directory is not writable, code stays in memory. For users without a home directory, for
+example in containers with arbitrary user ids, the cache is in the directory for temporary files. (Triton would write to
+a directory named `~` in the working directory.)
 """
 
 import atexit
@@ -25,7 +25,7 @@ MAGIC = b"triton_cpu object\n"
 
 
 def set_directory() -> None:
-    """Replaces Triton's cache directory if its name starts with `~`: by what that stands for, if there is a home."""
+    """Expands `~` in the name of Triton's cache directory. Without a home directory, uses a temporary one."""
     named = triton.knobs.cache.dir
     if not named.startswith("~"):
         return
@@ -34,13 +34,13 @@ def set_directory() -> None:
 
 
 def _own_temporary() -> str:
-    """Returns a directory of temporary files that only this user can write to, the same in later runs if possible."""
+    """Returns a temporary directory that only this user can write to. Later runs get the same one if possible."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     path = os.path.join(tempfile.gettempdir(), f"triton-{user}")
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        status = os.lstat(path)  # not that of a link, which another user may have made
+        status = os.lstat(path)  # does not follow links, which another user may have created
         if stat.S_ISDIR(status.st_mode) and status.st_uid == user and not status.st_mode & 0o022:
             return os.path.join(path, "cache")
     path = tempfile.mkdtemp(prefix="triton-")
@@ -49,7 +49,7 @@ def _own_temporary() -> str:
 
 
 def problem() -> str | None:
-    """Returns why nothing can be written to the cache directory, or None if it can be."""
+    """Returns why the cache directory is not writable, or None if it is."""
     try:
         os.makedirs(triton.knobs.cache.dir, exist_ok=True)
         with tempfile.TemporaryFile(dir=triton.knobs.cache.dir) as file:
@@ -63,13 +63,13 @@ _locked: set[TextIO] = set()
 """The lock files that this process holds or waits for."""
 
 
-NOT_COMPILING = {"__init__.py", "cache.py", "errors.py", "launcher.py", "room.py", "threads.py", "trial.py"}
-"""Modules that machine code does not depend on."""
+NOT_COMPILING = {"__init__.py", "address_space.py", "cache.py", "errors.py", "launcher.py", "threads.py", "trial.py"}
+"""Modules that do not affect machine code."""
 
 
 @functools.cache
 def package_hash() -> str:
-    """Returns a hash of the source of this package's compiler."""
+    """Returns a hash of the source of the compiler."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.name not in NOT_COMPILING:
@@ -78,7 +78,7 @@ def package_hash() -> str:
 
 
 def load(kernel: str, key: str) -> bytes | None:
-    """Returns the object file of an entry; None where there is none, or a damaged one."""
+    """Returns the object file of an entry, or None if it is missing or damaged."""
     try:
         content = _path(kernel, key).read_bytes()
     except OSError:
@@ -88,7 +88,7 @@ def load(kernel: str, key: str) -> bytes | None:
 
 
 def store(kernel: str, key: str, code: bytes) -> None:
-    """Writes an entry atomically, if the directory can be written."""
+    """Writes an entry atomically, if the directory is writable."""
     path = _path(kernel, key)
     temporary = None
     try:
@@ -105,7 +105,7 @@ def store(kernel: str, key: str, code: bytes) -> None:
 
 @contextlib.contextmanager
 def compiling(kernel: str, key: str) -> Iterator[None]:
-    """Lets one process at a time compile an entry, where files can be locked; the others then find it in the cache."""
+    """Lets only one process at a time compile an entry, if files can be locked. The others then load it."""
     path = _path(kernel, key).with_suffix(".lock")
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, ImportError):
@@ -120,7 +120,7 @@ def compiling(kernel: str, key: str) -> Iterator[None]:
 
 
 def _release(file: TextIO, path: Path) -> None:
-    """Deletes and unlocks a lock file. Processes that still wait for it find the entry in the cache."""
+    """Deletes and unlocks a lock file. Processes that wait for it then load the entry."""
     if file not in _locked:  # in a child that was forked while its parent held the lock
         return
     import fcntl
@@ -129,11 +129,11 @@ def _release(file: TextIO, path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
     with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_UN)  # closing it would leave the lock to children that inherited the file
+        fcntl.flock(file, fcntl.LOCK_UN)  # after closing alone, children that inherited the file would hold the lock
 
 
 def _close_inherited() -> None:
-    """Closes the parent's lock files in a forked child, which would hold the locks after the parent's end."""
+    """Closes the lock files of the parent in a forked child, which would hold the locks after the parent exits."""
     while _locked:
         _locked.pop().close()
 

@@ -1,4 +1,4 @@
-"""Writer of LLVM IR text: instructions in blocks, constants, and what is known about both."""
+"""Writes LLVM IR text: instructions, blocks and constants."""
 
 import contextlib
 import struct
@@ -11,10 +11,10 @@ Known = tuple[int, ...]
 
 
 class Code:
-    """The body of one LLVM function.
+    """The body of an LLVM function.
 
-    Pure instructions are written once: the same one again, where the first dominates, returns the first's result.
-    Integer constants are remembered, so that emitters can fold operations on them.
+    A pure instruction is not written again if an equal one dominates: the result of the first one is returned. The
+    values of integer constants are stored, so that emitters can fold operations on them.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Code:
         return f"%t{self._names}"
 
     def pure(self, instruction: str) -> str:
-        """Writes an instruction without side effects, unless it is available already; returns its result."""
+        """Writes an instruction without side effects, unless an equal one is available. Returns its result."""
         for scope in self._available:
             if instruction in scope:
                 return scope[instruction]
@@ -43,7 +43,7 @@ class Code:
         return result
 
     def result(self, instruction: str) -> str:
-        """Writes an instruction that must not be merged with equal ones; returns its result."""
+        """Writes an instruction that must not be merged with equal ones. Returns its result."""
         name = self.name()
         self.lines.append(f"  {name} = {instruction}")
         return name
@@ -52,19 +52,19 @@ class Code:
         self.lines.append(f"  {instruction}")
 
     def call(self, function: str, result: str, arguments: Sequence[tuple[str, str]]) -> str:
-        """Returns the text of a call, and declares the function; arguments are types and values."""
-        self.declarations[f"declare {result} @{function}({', '.join(kind for kind, _ in arguments)})"] = None
-        return f"call {result} @{function}({', '.join(f'{kind} {value}' for kind, value in arguments)})"
+        """Returns the text of a call, and declares the function. Arguments are pairs of type and value."""
+        self.declarations[f"declare {result} @{function}({', '.join(t for t, _ in arguments)})"] = None
+        return f"call {result} @{function}({', '.join(f'{t} {value}' for t, value in arguments)})"
 
     def allocate(self, llvm_element: str, count: int) -> str:
-        """Allocates a stack array, aligned for vectors; returns its address."""
+        """Allocates an array on the stack, aligned for vectors. Returns its address."""
         name = f"%stack{self._stacks}"
         self._stacks += 1
         self.allocations.append(f"  {name} = alloca [{count} x {llvm_element}], align 64")
         return name
 
     def unused_word(self) -> str:
-        """Returns the address of 64 bits on the stack, which lanes whose mask is false load from and store to."""
+        """Returns the address of 64 bits on the stack. Lanes whose mask is false load from and store to it."""
         if self._unused is None:
             self._unused = self.allocate("i64", 1)
             self.allocations.append(f"  store i64 0, ptr {self._unused}, align 8")
@@ -72,7 +72,7 @@ class Code:
 
     def masked(
         self,
-        kind: Literal["load", "store", "gather", "scatter"],
+        operation: Literal["load", "store", "gather", "scatter"],
         element: str,
         lanes: int,
         pointer: str,
@@ -83,15 +83,15 @@ class Code:
 
         Args:
             pointer: Address of lane 0 for load and store, a vector of addresses for gather and scatter.
-            value: What to store, or what a load yields where the mask is false, by default zero.
+            value: The value to store; or the result of a load where the mask is false, by default zero.
         """
         vector = llvm_type(element, lanes)
-        scattered = kind in ("gather", "scatter")
-        name = f"llvm.masked.{kind}.{mangled(element, lanes)}." + (f"v{lanes}p0" if scattered else "p0")
+        scattered = operation in ("gather", "scatter")
+        name = f"llvm.masked.{operation}.{mangled(element, lanes)}." + (f"v{lanes}p0" if scattered else "p0")
         address = (f"<{lanes} x ptr>" if scattered else "ptr", pointer)
         alignment = ("i32", str(BYTES[element]))
         lanes_on = (f"<{lanes} x i1>", mask or self.integers("i1", [1] * lanes))
-        if kind in ("load", "gather"):
+        if operation in ("load", "gather"):
             return self.call(name, vector, [address, alignment, lanes_on, (vector, value or "zeroinitializer")])
         assert value is not None
         return self.call(name, "void", [(vector, value), address, alignment, lanes_on])
@@ -114,23 +114,23 @@ class Code:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Delimits a region whose instructions do not dominate what follows it."""
+        """Delimits a region whose instructions do not dominate the code after it."""
         self._available.append({})
         yield
         self._available.pop()
 
     def placeholder(self) -> int:
-        """Reserves a place in the text, to be filled in later with `fill`."""
+        """Reserves a line in the text, to be filled in by `fill`."""
         self.lines.append("")
         return len(self.lines) - 1
 
-    def fill(self, place: int, instructions: Sequence[str]) -> None:
-        self.lines[place] = "\n".join(f"  {instruction}" for instruction in instructions)
+    def fill(self, line: int, instructions: Sequence[str]) -> None:
+        self.lines[line] = "\n".join(f"  {instruction}" for instruction in instructions)
 
     # Constants
 
     def integers(self, element: str, values: Sequence[int], scalar: bool = False) -> str:
-        """Returns the text of an integer constant, a vector or a scalar. Values wrap around as the type does."""
+        """Returns the text of an integer constant, a vector or a scalar. Values wrap around on overflow."""
         values = tuple(wrap(element, int(value)) for value in values)
         texts = [("true" if v else "false") for v in values] if element == "i1" else [str(v) for v in values]
         vector = "<" + ", ".join(f"{LLVM_NAMES[element]} {t}" for t in texts) + ">"
@@ -164,14 +164,14 @@ class Code:
 
 
 def wrap(element: str, value: int) -> int:
-    """Returns the value that an integer type holds after overflow: 0 or 1 for i1, else signed."""
+    """Wraps a value around to the range of an integer type: 0 and 1 for i1, else signed."""
     bits = BITS[element]
     value &= (1 << bits) - 1
     return value - (1 << bits) if bits > 1 and value >> (bits - 1) else value
 
 
 def float_constant(value: float, element: str) -> str:
-    """Returns the text of a scalar of type f32 or f64, exact bit for bit."""
+    """Returns the text of an f32 or f64 scalar, exact to the bit."""
     if element == "f32":
         value = struct.unpack("<f", struct.pack("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"

@@ -1,7 +1,7 @@
 """Emitters of elementwise arithmetic and comparisons.
 
-Integer operations on constants are folded, and those that change nothing are left out: masks by `tl.arange(...) == k`
-are common in kernels and would otherwise cost instructions for every lane.
+Integer operations on constants are folded, and operations without effect are left out. Kernels often use masks such as
+`tl.arange(...) == k`, which would otherwise cost instructions for every lane.
 """
 
 import functools
@@ -61,8 +61,9 @@ FOLDS: dict[str, Callable[[int, int], int]] = {
     "smin": min,
 }
 NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "and": -1, "or": 0, "xor": 0, "shl": 0, "ashr": 0, "lshr": 0}
-"""Second operands that leave the first as it is."""
+"""Second operands for which the result is the first operand."""
 ABSORBING = {"mul": 0, "and": 0, "or": -1}
+"""Second operands that are themselves the result."""
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -91,7 +92,7 @@ def emit_float_call(e: Emitter, operation: Operation) -> Value:
 
 
 def map_float(e: Emitter, operation: Operation, function: Callable[..., str]) -> Value:
-    """Applies function(type, *chunks) elementwise; in fp32 for half precision, which is rounded to afterwards."""
+    """Applies function(type, *chunks) elementwise. Half precision is computed in fp32 and rounded afterwards."""
     operands = e.same_shape(e.operands(operation))
     type = operands[0].type
     if type.element not in HALVES:
@@ -109,7 +110,7 @@ def emit_integer_binary(e: Emitter, operation: Operation) -> Value:
 
 
 def integer_operation(e: Emitter, name: str, a: Value, b: Value) -> Value:
-    """Applies an LLVM instruction or intrinsic on integers elementwise."""
+    """Applies an LLVM instruction or intrinsic to integers, elementwise."""
     result = e.map(a.type, lambda x, y: integer_binary(e, a.type, name, x, y), a, b)
     result.steps = [_step(e, name, a, b, k) if step is None else step for k, step in enumerate(result.steps)]
     if name in ("add", "sub", "mul"):
@@ -124,10 +125,10 @@ def integer_operation(e: Emitter, name: str, a: Value, b: Value) -> Value:
 
 
 def integer_binary(e: Emitter, type: Type, name: str, x: str, y: str) -> str:
-    """Returns a chunk of an integer operation, folded where that is possible."""
+    """Applies an integer operation to a chunk, folded if possible."""
     code = e.code
     a, b = code.known(x), code.known(y)
-    # The constant true of i1 is 1 here, but -1 to signed instructions.
+    # True of type i1 is represented by 1, but signed instructions take it as -1.
     if a is not None and b is not None and name in FOLDS and not (type.element == "i1" and name in ("smax", "smin")):
         return code.integers(type.element, [FOLDS[name](p, q) for p, q in zip(a, b)], type.shape is None)
     if a is not None and name in ("add", "mul", "and", "or", "xor"):
@@ -145,9 +146,9 @@ def integer_binary(e: Emitter, type: Type, name: str, x: str, y: str) -> str:
 
 
 def _step(e: Emitter, name: str, a: Value, b: Value, k: int) -> int | None:
-    """Returns the step of chunk k of a result, for sums, differences, and products with a constant.
+    """Returns the step of chunk k of the result, for sums, differences, and products with a constant.
 
-    Integers of 32 and 64 bits are taken not to overflow, as the arithmetic of addresses does not. Narrower ones may.
+    Integers of 32 and 64 bits are assumed not to overflow, as in address arithmetic. Narrower ones may overflow.
     """
     p, q = a.steps[k], b.steps[k]
     if p is None or q is None:
@@ -183,7 +184,10 @@ def emit_division(e: Emitter, operation: Operation) -> Value:
 
 
 def _quotient(e: Emitter, type: Type, x: str, y: str, signed: bool) -> str:
-    """Returns x / y rounded toward zero. CPUs do not divide vectors of integers; fp64 is exact for 32 bits."""
+    """Returns x / y, rounded toward zero.
+
+    CPUs have no integer division of vectors. For signed 32-bit integers, a division in fp64 gives the exact result.
+    """
     code, instruction = e.code, "sdiv" if signed else "udiv"
     known = code.known(y)
     if known is not None and not {0, -1} & set(known):
@@ -192,14 +196,14 @@ def _quotient(e: Emitter, type: Type, x: str, y: str, signed: bool) -> str:
         wide = type.with_element("f64").llvm
         dividend, divisor = (code.pure(f"sitofp {type.llvm} {z} to {wide}") for z in (x, y))
         return code.pure(f"fptosi {wide} {code.pure(f'fdiv {wide} {dividend}, {divisor}')} to {type.llvm}")
-    # A division by zero, or of the least integer by -1, ends the process; masks may leave out lanes where it happens.
+    # A division by zero, or of the smallest integer by -1, would end the process, even in lanes that masks leave out.
     booleans = type.with_element("i1").llvm
     traps = code.pure(f"icmp eq {type.llvm} {y}, {constant(code, type, 0)}")
     if signed:
-        least = constant(code, type, -(1 << (BITS[type.element] - 1)))
-        of_least = code.pure(f"icmp eq {type.llvm} {x}, {least}")
+        smallest = constant(code, type, -(1 << (BITS[type.element] - 1)))
+        is_smallest = code.pure(f"icmp eq {type.llvm} {x}, {smallest}")
         by_minus_one = code.pure(f"icmp eq {type.llvm} {y}, {constant(code, type, -1)}")
-        traps = code.pure(f"or {booleans} {traps}, " + code.pure(f"and {booleans} {of_least}, {by_minus_one}"))
+        traps = code.pure(f"or {booleans} {traps}, " + code.pure(f"and {booleans} {is_smallest}, {by_minus_one}"))
     safe = code.pure(f"select {booleans} {traps}, {type.llvm} {constant(code, type, 1)}, {type.llvm} {y}")
     return code.pure(f"{instruction} {type.llvm} {x}, {safe}")
 
@@ -234,7 +238,7 @@ def emit_select(e: Emitter, operation: Operation) -> Value:
     if a.base is not None or b.base is not None:
         raise UnsupportedFormError("selection among tensors of pointers")
     scalar = condition.type.shape is None
-    kind = a.chunk_type
+    chunk_type = a.chunk_type
     chunks = []
     for k, (x, y) in enumerate(zip(a.chunks, b.chunks)):
         c = condition.chunks[0 if scalar else k]
@@ -244,7 +248,7 @@ def emit_select(e: Emitter, operation: Operation) -> Value:
         elif known is not None and not any(known):
             chunks.append(y)
         else:
-            chunks.append(e.code.pure(f"select {condition.type.llvm} {c}, {kind} {x}, {kind} {y}"))
+            chunks.append(e.code.pure(f"select {condition.type.llvm} {c}, {chunk_type} {x}, {chunk_type} {y}"))
     return Value(a.type, chunks, [p if p == q == 0 and scalar else None for p, q in zip(a.steps, b.steps)])
 
 

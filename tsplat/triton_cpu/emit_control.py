@@ -1,4 +1,4 @@
-"""Emitters of loops and conditionals: structured ones (scf), and branches between a kernel's blocks (cf)."""
+"""Emitters of control flow: structured loops and conditionals (scf), and branches between blocks (cf)."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,10 +17,13 @@ def counted_loop(
     initial: Sequence[tuple[str, str]],
     body: Callable[[str, list[str]], list[str]],
 ) -> list[str]:
-    """Writes `for (i = lower; i < upper; i += step)`, and returns the values that iterations carry to the next.
+    """Writes `for (i = lower; i < upper; i += step)`. Returns the loop-carried values after the loop.
 
-    Bounds are lower, upper and step; `counter` is the LLVM type of i. Initial values have their LLVM types in front.
-    `body` writes the body from i and the carried values, and returns the next ones.
+    Args:
+        bounds: Lower bound, upper bound and step.
+        counter: The LLVM type of i.
+        initial: The LLVM type and the initial value of each loop-carried value.
+        body: Writes the body, given i and the loop-carried values. Returns their next values.
     """
     lower, upper, step = bounds
 
@@ -40,7 +43,7 @@ def _loop(
     condition: Callable[[list[str]], str],
     body: Callable[[list[str]], list[str]],
 ) -> list[str]:
-    """Writes a loop that carries values from one iteration to the next, and returns them as they are after it."""
+    """Writes a loop. Returns the loop-carried values after the loop."""
     head, inside, after, before = code.label(), code.label(), code.label(), code.block
     code.branch(head)
     code.start(head)
@@ -53,8 +56,8 @@ def _loop(
         last = code.block
         code.branch(head)
     code.fill(phis, [
-        f"{name} = phi {kind} [ {first}, %{before} ], [ {result}, %{last} ]"
-        for name, (kind, first), result in zip(carried, initial, results)
+        f"{name} = phi {t} [ {first}, %{before} ], [ {result}, %{last} ]"
+        for name, (t, first), result in zip(carried, initial, results)
     ])  # fmt: skip
     code.start(after)
     return carried
@@ -126,12 +129,12 @@ def run_blocks(e: Emitter, blocks: list[Block]) -> None:
     """Translates the body of a kernel: one block, or several that branch to each other."""
     labels = {block.label: e.code.label() for block in blocks[1:]}
     incoming: dict[str, list[tuple[str, list[Value]]]] = {block.label: [] for block in blocks}
-    places: list[tuple[Block, int, list[Value]]] = []
+    phi_lines: list[tuple[Block, int, list[Value]]] = []
     for k, block in enumerate(blocks):
         if k:
             e.code.start(labels[block.label])
-            places.append((block, e.code.placeholder(), _block_arguments(e, block)))
-        # What the first block computes is available everywhere; of the others, that is not known.
+            phi_lines.append((block, e.code.placeholder(), _block_arguments(e, block)))
+        # The first block dominates all others. For the others, dominance is not known.
         if k == 0:
             terminator = e.run(block)
         else:
@@ -146,13 +149,13 @@ def run_blocks(e: Emitter, blocks: list[Block]) -> None:
             e.code.branch(targets[0])
         else:
             e.code.branch_if(e.values[terminator.operands[0]].chunks[0], targets[0], targets[1])
-    for block, place, arguments in places:
+    for block, line, arguments in phi_lines:
         phis = []
         for i, argument in enumerate(arguments):
             for j, name in enumerate(argument.chunks):
                 sources = ", ".join(f"[ {values[i].chunks[j]}, %{source} ]" for source, values in incoming[block.label])
                 phis.append(f"{name} = phi {argument.chunk_type} {sources}")
-        e.code.fill(place, phis)
+        e.code.fill(line, phis)
 
 
 def _block_arguments(e: Emitter, block: Block) -> list[Value]:
@@ -166,7 +169,7 @@ def _block_arguments(e: Emitter, block: Block) -> list[Value]:
 
 
 def _carriable(e: Emitter, value: Value) -> Value:
-    """Returns a value as it is carried through a loop: offsets of pointers may grow to 64 bits."""
+    """Returns a value in the form in which loops carry it: pointers have 64-bit offsets, as these may grow."""
     return value if value.base is None else wide_offsets(e, value)
 
 
@@ -179,18 +182,17 @@ def _flatten(values: Sequence[Value]) -> list[str]:
 
 
 def _unflatten(like: Sequence[Value], chunks: list[str]) -> list[Value]:
-    """Returns values of the same types with other chunks, of which nothing is known."""
+    """Returns values with the types of ``like`` and other chunks, whose steps are unknown."""
     remaining = iter(chunks)
     values = []
     for value in like:
         steps: list[int | None] = [0 if value.type.shape is None else None] * len(value.chunks)
-        own = [next(remaining) for _ in value.chunks]
-        values.append(Value(value.type, own, steps, value.base, value.offset))
+        values.append(Value(value.type, [next(remaining) for _ in value.chunks], steps, value.base, value.offset))
     return values
 
 
 def _yielded(e: Emitter, terminator: Operation, initial: Sequence[Value]) -> list[Value]:
-    """Returns the values that an iteration passes to the next."""
+    """Returns the values that an iteration passes to the next one."""
     results = [_carriable(e, e.values[name]) for name in terminator.operands]
     for first, result in zip(initial, results):
         if first.base != result.base:

@@ -22,7 +22,10 @@ def emit_integer_conversion(e: Emitter, operation: Operation) -> Value:
 
 
 def convert_integers(e: Emitter, instruction: str, a: Value, element: str) -> Value:
-    """Extends or truncates integers. Sign extension keeps steps, truncation only those of equal lanes, as it wraps."""
+    """Extends or truncates integers.
+
+    Sign extension preserves steps. Truncation wraps around, so it only preserves steps of 0.
+    """
     source, type = a.type.element, a.type.with_element(element)
     if BITS[element] == BITS[source]:
         return Value(type, a.chunks, a.steps, firsts=a.firsts)
@@ -55,7 +58,7 @@ def convert_integers(e: Emitter, instruction: str, a: Value, element: str) -> Va
 def emit_integer_to_float(e: Emitter, operation: Operation) -> Value:
     (a,) = e.operands(operation)
     type = wide = a.type.with_element(operation.type.element)
-    if type.element in HALVES:  # by way of a type that is exact, as far as there is one
+    if type.element in HALVES:  # via a wider type, which is exact for up to 53 bits
         wide = type.with_element("f64" if BITS[a.type.element] > 16 else "f32")
     instruction = operation.name.removeprefix("arith.")
 
@@ -67,7 +70,7 @@ def emit_integer_to_float(e: Emitter, operation: Operation) -> Value:
 
 @emits("arith.fptosi", "arith.fptoui", attributes=FLAGS)
 def emit_float_to_integer(e: Emitter, operation: Operation) -> Value:
-    """Rounds toward zero; values out of range give the nearest integer, and NaN gives 0."""
+    """Rounds toward zero. Values out of range give the nearest integer, and NaN gives 0."""
     (a,) = e.operands(operation)
     type, wide = a.type.with_element(operation.type.element), widened(a.type)
     suffix = ".".join(mangled(t.element, None if t.shape is None else t.lanes) for t in (type, wide))

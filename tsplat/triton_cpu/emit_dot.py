@@ -12,11 +12,11 @@ from .types import HALVES, Type, llvm_type
 from .values import Value, store_to_stack, value_of
 
 ACCUMULATORS = 12
-"""Vectors of sums held in registers at a time; of 16 registers in AVX2, some are left for the factors."""
+"""Number of vectors of sums in registers. AVX2 has 16 registers; the others hold the factors."""
 
 
 def find_skippable(blocks: list[Block]) -> dict[str, str]:
-    """Returns the results of `tt.trans` that only `tt.dot` reads, as its first operand, each with its source."""
+    """Returns the results of each `tt.trans` that is only read by `tt.dot`, as first operand, with their sources."""
     transposed: dict[str, str] = {}
     used: set[str] = set()
     pending = [operation for block in blocks for operation in block.operations]
@@ -32,10 +32,10 @@ def find_skippable(blocks: list[Block]) -> dict[str, str]:
 
 @emits("tt.dot", attributes=r"(?:inputPrecision = \w+ ?)?(?:\{maxNumImpreciseAcc = \d+ : i32\})?")
 def emit_dot(e: Emitter, operation: Operation) -> Value:
-    """Computes C + A B in order of the inner dimension, with fused multiply-adds in the type of C.
+    """Computes C + A B in the order of the inner dimension, with fused multiply-adds in the type of C.
 
-    `inputPrecision` and the like allow less precision, which is not used. The factors and the result pass through the
-    stack, in loops over blocks of rows that fit into registers.
+    `inputPrecision` and `maxNumImpreciseAcc` would allow lower precision, and are ignored. Factors and result are on
+    the stack. A loop processes blocks of rows whose sums fit into registers.
     """
     a, b, c = e.operands(operation)
     type, code = c.type, e.code
@@ -46,8 +46,8 @@ def emit_dot(e: Emitter, operation: Operation) -> Value:
     strides = (1, rows) if operation.operands[0] in e.skipped else (inner, 1)
     stacks = [store_to_stack(code, value) for value in (_as_type(e, a, type), _as_type(e, b, type), c)]
     lanes = min(type.max_lanes, columns)
-    across = columns // lanes
-    block = max(1, min(rows, 1 << (max(1, ACCUMULATORS // across).bit_length() - 1)))
+    n_vectors = columns // lanes  # per row
+    block = max(1, min(rows, 1 << (max(1, ACCUMULATORS // n_vectors).bit_length() - 1)))
     vector, element = llvm_type(type.element, lanes), llvm_type(type.element, None)
     row_type = type.with_shape((lanes,))
 
@@ -65,22 +65,23 @@ def emit_dot(e: Emitter, operation: Operation) -> Value:
         start_a = at(stacks[0], batch_index * rows * inner, scaled(first_row, strides[0]))
         start_b = at(stacks[1], batch_index * inner * columns)
         start_c = at(stacks[2], batch_index * rows * columns, scaled(first_row, columns))
-        places = [at(start_c, r * columns + j * lanes) for r in range(block) for j in range(across)]
-        sums = [(vector, code.result(f"load {vector}, ptr {place}, align 4")) for place in places]
+        addresses = [at(start_c, r * columns + j * lanes) for r in range(block) for j in range(n_vectors)]
+        sums = [(vector, code.result(f"load {vector}, ptr {address}, align 4")) for address in addresses]
 
         def step(k: str, carried: list[str]) -> list[str]:
             row_of_b = at(start_b, scaled(k, columns))
-            right = [code.result(f"load {vector}, ptr {at(row_of_b, j * lanes)}, align 4") for j in range(across)]
+            right = [code.result(f"load {vector}, ptr {at(row_of_b, j * lanes)}, align 4") for j in range(n_vectors)]
             column_of_a = at(start_a, scaled(k, strides[1]))
             results = []
             for r in range(block):
                 scalar = code.result(f"load {element}, ptr {at(column_of_a, r * strides[0])}, align 4")
                 left = code.splat(scalar, type.element, lanes)
-                results += [_multiply_add(e, row_type, left, right[j], carried[r * across + j]) for j in range(across)]
+                for j in range(n_vectors):
+                    results.append(_multiply_add(e, row_type, left, right[j], carried[r * n_vectors + j]))
             return results
 
-        for place, result in zip(places, counted_loop(code, ("0", str(inner), "1"), "i64", sums, step)):
-            code.effect(f"store {vector} {result}, ptr {place}, align 4")
+        for address, result in zip(addresses, counted_loop(code, ("0", str(inner), "1"), "i64", sums, step)):
+            code.effect(f"store {vector} {result}, ptr {address}, align 4")
 
     for batch_index in range(int(np.prod(batch))):
 
@@ -89,8 +90,8 @@ def emit_dot(e: Emitter, operation: Operation) -> Value:
             return []
 
         counted_loop(code, ("0", str(rows), str(block)), "i64", [], over_rows)
-    places = [at(stacks[2], k * type.lanes) for k in range(type.chunks)]
-    return value_of(code, type, [code.result(f"load {type.llvm}, ptr {place}, align 4") for place in places])
+    addresses = [at(stacks[2], k * type.lanes) for k in range(type.chunks)]
+    return value_of(code, type, [code.result(f"load {type.llvm}, ptr {address}, align 4") for address in addresses])
 
 
 def _multiply_add(e: Emitter, type: Type, a: str, b: str, c: str) -> str:

@@ -1,7 +1,7 @@
 """Emitters of exp2, exp, log2, log and rsqrt.
 
-Largest errors over every fp32 argument, and over 8 million fp64 arguments, on both levels of x86-64.
-`tests/triton_cpu/sweep_math.py` prints them; `test_emit_math.py` repeats a part of it.
+Maximum errors over all fp32 arguments, and over 8 million fp64 arguments, on both levels of x86-64.
+`tests/triton_cpu/sweep_math.py` prints them, and `test_emit_math.py` checks a part of them.
 
 | function | fp32, ulp | fp64, ulp |
 | --- | --- | --- |
@@ -11,8 +11,8 @@ Largest errors over every fp32 argument, and over 8 million fp64 arguments, on b
 | log | 0.85 | 0.81 |
 | rsqrt | 1.50 | 1.50 |
 
-Subnormal arguments and results, infinities and NaN are as IEEE 754 says. exp2 of an integer and log2 of a power of two
-are exact. Results do not depend on the CPU's features.
+Subnormal numbers, infinities and NaN follow IEEE 754. exp2 of an integer and log2 of a power of two are exact. Results
+do not depend on the features of the CPU.
 """
 
 import math
@@ -31,9 +31,9 @@ from .values import Value
 
 
 class Format(NamedTuple):
-    """A floating-point format, and numbers that argument reduction needs.
+    """A floating-point format, and constants for argument reduction.
 
-    2^x rounds to zero below `lowest`. ln 2 and 1 / ln 2 are in two parts; `ln2_high` times an exponent is exact.
+    2^x rounds to zero below `lowest`. ln 2 and 1 / ln 2 are split in two parts. `ln2_high` times an exponent is exact.
     """
 
     integer: str
@@ -68,7 +68,7 @@ def rsqrt(e: Emitter, type: Type, x: str) -> str:
 
 
 def exp2(e: Emitter, type: Type, x: str) -> str:
-    """Computes 2^x = 2^n (1 + f q(f)) with n the nearest integer to x, and f = x - n."""
+    """Computes 2^x = 2^n (1 + f q(f)), where n is the integer closest to x, and f = x - n."""
     code, form = e.code, FORMATS[type.element]
     x = _clamp(code, type, x, form.lowest, form.bias + 2.0)
     n = intrinsic(code, "nearbyint", type, x)
@@ -78,7 +78,7 @@ def exp2(e: Emitter, type: Type, x: str) -> str:
 
 
 def exp(e: Emitter, type: Type, x: str) -> str:
-    """Computes e^x = 2^n (1 + r + r^2 q(r)) with n the nearest integer to x / ln 2, and r = x - n ln 2."""
+    """Computes e^x = 2^n (1 + r + r^2 q(r)), where n is the integer closest to x / ln 2, and r = x - n ln 2."""
     code, form = e.code, FORMATS[type.element]
     x = _clamp(code, type, x, form.lowest * math.log(2), (form.bias + 2.0) * math.log(2))
     n = intrinsic(code, "nearbyint", type, _multiply(code, type, x, constant(code, type, form.log2e_high)))
@@ -90,7 +90,7 @@ def exp(e: Emitter, type: Type, x: str) -> str:
 
 
 def log2(e: Emitter, type: Type, x: str) -> str:
-    """Computes log2(x) = n + log2(1 + t) for x = 2^n (1 + t) with 1 + t between sqrt(1/2) and sqrt(2)."""
+    """Computes log2(x) = n + log2(1 + t), where x = 2^n (1 + t), and 1 + t is between sqrt(1/2) and sqrt(2)."""
     code, form = e.code, FORMATS[type.element]
     n, t = _exponent_and_rest(code, type, x)
     q = _polynomial(code, type, t, polynomials.LOG2[type.element])
@@ -101,7 +101,7 @@ def log2(e: Emitter, type: Type, x: str) -> str:
 
 
 def log(e: Emitter, type: Type, x: str) -> str:
-    """Computes ln(x) = n ln 2 + ln(1 + t), with x reduced as for log2."""
+    """Computes ln(x) = n ln 2 + ln(1 + t), with n and t as for log2."""
     code, form = e.code, FORMATS[type.element]
     n, t = _exponent_and_rest(code, type, x)
     q = _polynomial(code, type, t, polynomials.LOG[type.element])
@@ -112,7 +112,7 @@ def log(e: Emitter, type: Type, x: str) -> str:
 
 
 def _clamp(code: Code, type: Type, x: str, low: float, high: float) -> str:
-    """Computes min(max(x, low), high), with NaN passed on."""
+    """Computes min(max(x, low), high). NaN stays NaN."""
     booleans = type.with_element("i1").llvm
     for predicate, bound in (("ogt", constant(code, type, high)), ("olt", constant(code, type, low))):
         beyond = code.pure(f"fcmp {predicate} {type.llvm} {x}, {bound}")
@@ -121,14 +121,14 @@ def _clamp(code: Code, type: Type, x: str, low: float, high: float) -> str:
 
 
 def _scale(e: Emitter, type: Type, x: str, n: str) -> str:
-    """Computes x 2^n, rounded once where it is subnormal; n is integral and in the range that `exp2` clamps to."""
+    """Computes x 2^n for an integer n in the range that `exp2` clamps to. A subnormal result is rounded only once."""
     code, form = e.code, FORMATS[type.element]
     if e.target.avx512 and type.element == "f32" and type.lanes == 16 and type.shape is not None:
         arguments = [(type.llvm, x), (type.llvm, n), (type.llvm, "zeroinitializer"), ("i16", "-1"), ("i32", "4")]
         return code.pure(code.call("llvm.x86.avx512.mask.scalef.ps.512", type.llvm, arguments))
     integers = type.with_element(form.integer)
     exponent = code.pure(f"fptosi {type.llvm} {n} to {integers.llvm}")
-    # In two steps, of which only the second can round.
+    # Two multiplications by powers of two. Only the second one can round.
     half = shift(code, "ashr", integers, exponent, 1)
     for part in (half, code.pure(f"sub {integers.llvm} {exponent}, {half}")):
         biased = code.pure(f"add {integers.llvm} {part}, {constant(code, integers, form.bias)}")
@@ -138,7 +138,7 @@ def _scale(e: Emitter, type: Type, x: str, n: str) -> str:
 
 
 def _exponent_and_rest(code: Code, type: Type, x: str) -> tuple[str, str]:
-    """Returns n and t with x = 2^n (1 + t) and 1 + t between sqrt(1/2) and sqrt(2), for positive finite x."""
+    """Returns n and t such that x = 2^n (1 + t) with 1 + t between sqrt(1/2) and sqrt(2), for positive finite x."""
     form = FORMATS[type.element]
     integers, booleans = type.with_element(form.integer), type.with_element("i1").llvm
     smallest_normal = constant(code, type, 2.0 ** (1 - form.bias))
@@ -158,7 +158,7 @@ def _exponent_and_rest(code: Code, type: Type, x: str) -> tuple[str, str]:
 
 
 def _logarithm_of_special(code: Code, type: Type, x: str, result: str) -> str:
-    """Returns a result for positive finite x; -inf for 0, NaN below 0, and x for infinity and NaN."""
+    """Returns ``result`` for positive finite x, -inf for 0, NaN for negative x, and x for infinity and NaN."""
     booleans = type.with_element("i1").llvm
     infinity, zero, less, nan = (constant(code, type, value) for value in (math.inf, 0.0, -math.inf, math.nan))
     for predicate, bound, value in (("oeq", zero, less), ("olt", zero, nan), ("ueq", infinity, x)):

@@ -1,7 +1,8 @@
 """Emitters of addresses, loads and stores.
 
-A chunk of neighboring addresses is one vector load or store, a chunk of equal addresses one scalar load; all others
-are gathers and scatters, or one access per lane where the CPU has none. Masks of scalar accesses become branches.
+A chunk of consecutive addresses becomes one vector load or store, and a chunk of equal addresses one scalar load. Other
+chunks become gathers and scatters, or one access per lane if the CPU has no such instructions. Masks of scalar accesses
+become branches.
 """
 
 from .emit_arithmetic import integer_operation
@@ -13,7 +14,7 @@ from .types import BITS, BYTES, Type, llvm_type
 from .values import Value, value_of
 
 HINTS = r"(?:(?:cacheModifier|evictionPolicy) = \w+ ?)*(?:\{isVolatile = (?:true|false)\})?"
-"""Attributes that change nothing: hints to caches, and volatile accesses, as loads are never merged or left out."""
+"""Attributes without effect: cache hints, and `isVolatile`, as loads are never merged or left out."""
 
 PREFETCH = r'\{libname = "", libpath = "", pure = false, symbol = "prefetch"\}'
 
@@ -30,7 +31,7 @@ def emit_addptr(e: Emitter, operation: Operation) -> Value:
         return Value(pointer.type, [code.pure(address)], [0])
     if all(not any(code.known(chunk) or (1,)) for chunk in pointer.chunks):
         return Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element, offset.firsts)
-    # Sums of 32-bit offsets may need 64 bits.
+    # Sums of 32-bit offsets may overflow 32 bits.
     a = wide_offsets(e, pointer)
     b = Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element, offset.firsts)
     total = integer_operation(e, "add", _as_integers(a), _as_integers(wide_offsets(e, b)))
@@ -80,7 +81,7 @@ def wide_offsets(e: Emitter, pointers: Value) -> Value:
 
 
 def _in_memory(pointer: Value) -> str:
-    """Returns the element type behind a pointer; a bool takes a byte."""
+    """Returns the element type in memory that a pointer points to. A bool takes a byte."""
     return "i8" if pointer.type.element == "i1" else pointer.type.element
 
 
@@ -168,12 +169,12 @@ def _store_scalar(e: Emitter, pointer: Value, value: Value, mask: Value | None) 
 
 
 def has_masked(e: Emitter, element: str) -> bool:
-    """Returns whether the CPU has masked loads and stores, and gathers, of an element type."""
+    """Returns whether the CPU has masked loads, masked stores and gathers for an element type."""
     return e.target.avx512 or (e.target.avx2 and BYTES[element] >= 4)
 
 
 def gather(e: Emitter, type: Type, addresses: str, mask: str | None, default: str | None) -> str:
-    """Loads a chunk from a vector of addresses; `default`, or zero, where the mask is false."""
+    """Loads a chunk from a vector of addresses. Lanes whose mask is false are `default`, or zero."""
     code, lanes = e.code, type.lanes
     if has_masked(e, type.element):
         return code.result(code.masked("gather", type.element, lanes, addresses, mask, default))
@@ -188,7 +189,7 @@ def gather(e: Emitter, type: Type, addresses: str, mask: str | None, default: st
 
 
 def _scatter(e: Emitter, type: Type, addresses: str, mask: str | None, chunk: str) -> None:
-    """Stores a chunk to a vector of addresses where the mask is true."""
+    """Stores the lanes of a chunk whose mask is true to a vector of addresses."""
     code = e.code
     if e.target.avx512:
         code.effect(code.masked("scatter", type.element, type.lanes, addresses, mask, chunk))
@@ -199,9 +200,9 @@ def _scatter(e: Emitter, type: Type, addresses: str, mask: str | None, chunk: st
 
 
 def _lane_addresses(e: Emitter, type: Type, addresses: str, mask: str | None) -> list[str]:
-    """Returns the addresses of a vector one by one; the address of a word on the stack where the mask is false.
+    """Returns the address of each lane. Where the mask is false, it is the address of an unused word on the stack.
 
-    Without branches: LLVM's own code branches once per lane, which takes long to compile and to run.
+    This avoids branches: LLVM's code for masks branches once per lane, which is slow to compile and to run.
     """
     code, lanes = e.code, type.lanes
     pointers = f"<{lanes} x ptr>"
@@ -213,7 +214,7 @@ def _lane_addresses(e: Emitter, type: Type, addresses: str, mask: str | None) ->
 
 
 def _useful_mask(e: Emitter, mask: Value | None, k: int) -> str | None:
-    """Returns chunk k of a mask; None where there is none or it is true in all lanes."""
+    """Returns chunk k of a mask, or None if there is no mask or all lanes are true."""
     if mask is None:
         return None
     known = e.code.known(mask.chunks[k])

@@ -11,7 +11,8 @@ from .values import Index, Value, rearrange
 
 @emits("tt.reduce", attributes=r"<\{axis = \d+ : i32\}>")
 def emit_reduce(e: Emitter, operation: Operation) -> list[Value]:
-    """Combines the first half of the axis with the second until one element is left: the same order on every CPU."""
+    """Combines the first half of the axis with the second half, until one element is left. The order is the same on all
+    CPUs."""
     values = e.operands(operation)
     shape = values[0].type.shape or ()
     axis = operation.integer("axis")
@@ -34,14 +35,14 @@ def emit_reduce(e: Emitter, operation: Operation) -> list[Value]:
 
 
 def _bitwise(operation: Operation) -> str | None:
-    """Returns the LLVM name of a reduction whose region is one bitwise operation; None for others."""
+    """Returns the LLVM name of a reduction whose region is a single `and` or `or`, else None."""
     (block,) = operation.regions[0]
     names = [inner.name for inner in block.operations]
     return {"arith.ori": "or", "arith.andi": "and"}.get(names[0]) if len(names) == 2 else None
 
 
 def _reduce_booleans(e: Emitter, value: Value, bitwise: str) -> Value:
-    """Combines chunks of booleans, which are mask registers on AVX-512, and then their lanes."""
+    """Combines chunks of booleans (mask registers on AVX-512), and then the lanes of the result."""
     vector = value.chunk_type
     combined = value.chunks[0]
     for chunk in value.chunks[1:]:
@@ -52,7 +53,7 @@ def _reduce_booleans(e: Emitter, value: Value, bitwise: str) -> Value:
 
 @emits("tt.scan", attributes=r"<\{axis = \d+ : i32, reverse = (?:true|false)\}>")
 def emit_scan(e: Emitter, operation: Operation) -> list[Value]:
-    """Combines elements along the axis one after the other."""
+    """Combines the elements along the axis sequentially."""
     values = e.operands(operation)
     shape = values[0].type.shape or ()
     axis = operation.integer("axis")
@@ -80,5 +81,5 @@ def emit_scan(e: Emitter, operation: Operation) -> list[Value]:
 
 
 def _take(e: Emitter, value: Value, index: Index) -> Value:
-    """Returns a flat tensor of some elements."""
+    """Returns the elements at flat indices, as a flat tensor."""
     return rearrange(e.code, value, value.type.with_shape((index.size,)), index.reshape(-1))

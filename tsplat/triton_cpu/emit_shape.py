@@ -1,4 +1,8 @@
-"""Emitters of operations that make tensors or rearrange their elements. Those known now cost shuffles at most."""
+"""Emitters of operations that create tensors or rearrange their elements.
+
+Operations on constants are evaluated now. Rearrangements with constant indices cost shuffles at most, or stores to the
+stack and gathers if they read many chunks.
+"""
 
 import re
 
@@ -64,7 +68,7 @@ def emit_unsplat(e: Emitter, operation: Operation) -> Value:
 )
 def emit_rearrangement(e: Emitter, operation: Operation) -> Value | None:
     if operation.results[0] in e.skipped:
-        return e.values[operation.operands[0]]  # read in its own order by `emit_dot`
+        return e.values[operation.operands[0]]  # `emit_dot` reads it in the order of the source
     (a,) = e.operands(operation)
     type = a.type.with_shape(operation.type.shape)
     index: Index = np.arange(a.type.size).reshape(a.type.shape or ())
@@ -76,7 +80,7 @@ def emit_rearrangement(e: Emitter, operation: Operation) -> Value | None:
 
 
 def axes_of(operation: Operation) -> list[int]:
-    """Returns the order of dimensions of a `tt.trans`."""
+    """Returns the order of the dimensions of a `tt.trans`."""
     match = re.search(r"array<i32: ([\d, ]+)>", operation.attributes)
     if not match:
         raise UnsupportedFormError("no order")
@@ -98,7 +102,7 @@ def emit_cat(e: Emitter, operation: Operation) -> Value:
 
 
 def _concatenate(a: Value, b: Value) -> Value:
-    """Returns the chunks of two tensors one after the other; short ones keep their lanes."""
+    """Concatenates the chunks of two tensors. The number of lanes per chunk does not change."""
     if a.base is not None:
         raise UnsupportedFormError("tensors of pointers")
     type = a.type.with_shape((2 * a.type.size,))._replace(max_lanes=a.type.lanes)
@@ -115,26 +119,26 @@ def emit_split(e: Emitter, operation: Operation) -> list[Value]:
 
 @emits("tt.gather", attributes=r"\{axis = \d+ : i32(?:, efficient_layout)?\}")
 def emit_gather(e: Emitter, operation: Operation) -> Value:
-    """Takes elements at given places along an axis: by shuffles if the places are constant, else by the stack."""
-    source, places = e.operands(operation)
-    type = source.type.with_shape(places.type.shape)
+    """Gathers elements along an axis: by shuffles if the indices are constant, else from the stack."""
+    source, indices = e.operands(operation)
+    type = source.type.with_shape(indices.type.shape)
     shape, axis = source.type.shape or (), operation.integer("axis")
     strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
     grid = np.indices(type.shape or ())
     origin = np.asarray(sum(grid[i] * strides[i] for i in range(len(shape)) if i != axis)) + np.zeros(
         type.shape or (), int
     )
-    known = [e.code.known(chunk) for chunk in places.chunks]
+    known = [e.code.known(chunk) for chunk in indices.chunks]
     if all(values is not None for values in known):
         index = np.concatenate([np.array(values) for values in known]) * strides[axis] + origin.reshape(-1)
         return rearrange(e.code, source, type, index)
-    code, lanes, kind = e.code, type.lanes, places.type.llvm
+    code, lanes, index_type = e.code, type.lanes, indices.type.llvm
     stack, element = store_to_stack(code, source), llvm_type(type.element, None)
-    stride = code.integers(places.type.element, [strides[axis]] * lanes)
+    stride = code.integers(indices.type.element, [strides[axis]] * lanes)
     chunks = []
-    for k, chunk in enumerate(places.chunks):
-        start = code.integers(places.type.element, origin.reshape(-1)[k * lanes : (k + 1) * lanes].tolist())
-        offset = code.pure(f"add {kind} {code.pure(f'mul {kind} {chunk}, {stride}')}, {start}")
-        addresses = code.pure(f"getelementptr {element}, ptr {stack}, {kind} {offset}")
+    for k, chunk in enumerate(indices.chunks):
+        start = code.integers(indices.type.element, origin.reshape(-1)[k * lanes : (k + 1) * lanes].tolist())
+        offset = code.pure(f"add {index_type} {code.pure(f'mul {index_type} {chunk}, {stride}')}, {start}")
+        addresses = code.pure(f"getelementptr {element}, ptr {stack}, {index_type} {offset}")
         chunks.append(code.result(code.masked("gather", type.element, lanes, addresses, None)))
     return value_of(code, type, chunks)

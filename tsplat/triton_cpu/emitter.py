@@ -1,4 +1,4 @@
-"""Translates the operations of a kernel, one after the other, by the emitter registered for each name."""
+"""Translates the operations of a kernel. Each is translated by the emitter that is registered for its name."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ Emitted = Value | Sequence[Value] | None
 Handler = Callable[["Emitter", Operation], Emitted]
 
 HANDLERS: dict[str, tuple[Handler, re.Pattern[str]]] = {}
-"""By operation: its emitter, and the attributes that it understands or may ignore."""
+"""By name of the operation: its emitter, and the pattern of the attributes that it accepts."""
 
 HINTS = re.compile(r"\{(tt\.(contiguity|divisibility|constancy) = dense<[^>]*> : \w+<[^>]*>(, )?)+\}")
-"""Attributes that tell what is known of the values of a result: code for CPUs does not need them."""
+"""Attributes with facts about the values of a result. They are not used for CPUs."""
 
 TERMINATORS = frozenset(
     {"scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return", "tt.return", "cf.br", "cf.cond_br"}
@@ -25,7 +25,7 @@ TERMINATORS = frozenset(
 
 
 def emits(*names: str, attributes: str = "") -> Callable[[Handler], Handler]:
-    """Registers an emitter for operations whose attributes match a pattern; any other attribute is an error."""
+    """Registers an emitter for operations. Attributes that do not match the pattern raise an error."""
 
     def register(handler: Handler) -> Handler:
         for name in names:
@@ -36,7 +36,13 @@ def emits(*names: str, attributes: str = "") -> Callable[[Handler], Handler]:
 
 
 class Emitter:
-    """State of a translation: code, values by name, and operands that `tt.dot` reads in place of a `tt.trans`."""
+    """The state of a translation.
+
+    Attributes:
+        code: The LLVM IR so far.
+        values: Values by name.
+        skipped: The results of each `tt.trans` that `tt.dot` replaces by its source; see `find_skippable`.
+    """
 
     def __init__(self, kernel: str, triton_version: str, target: Target) -> None:
         self.kernel = kernel
@@ -56,7 +62,7 @@ class Emitter:
                 return operation
             with translating(operation.name, self.kernel, self.triton_version):
                 self.emit(operation)
-        return Operation("scf.yield", [], [], "", [])  # MLIR does not print one without operands
+        return Operation("scf.yield", [], [], "", [])  # MLIR does not print a terminator without operands
 
     def emit(self, operation: Operation) -> None:
         if operation.name not in HANDLERS:
@@ -71,7 +77,7 @@ class Emitter:
         self.values.update(zip(operation.results, results))
 
     def call_region(self, blocks: list[Block], arguments: Sequence[Value]) -> list[Value]:
-        """Translates the region of a reduction or scan, written for scalars, on tensors of one shape."""
+        """Translates the region of a reduction or scan, which is written for scalars, for tensors of the same shape."""
         (block,) = blocks
         for (name, _), argument in zip(block.arguments, arguments):
             self.values[name] = argument
@@ -79,7 +85,7 @@ class Emitter:
         return [self.broadcast_scalar(result, arguments[0].type) for result in results]
 
     def broadcast_scalar(self, value: Value, like: Type) -> Value:
-        """Returns a scalar as a tensor of another type's shape; tensors as they are."""
+        """Broadcasts a scalar to the shape of another type. Returns tensors unchanged."""
         if value.type.shape is not None or like.shape is None:
             return value
         type = value.type.with_shape(like.shape)
@@ -89,17 +95,17 @@ class Emitter:
         return Value(type, [chunk] * type.chunks, [0] * type.chunks, firsts=firsts)
 
     def same_shape(self, values: Sequence[Value]) -> list[Value]:
-        """Broadcasts scalars among the operands of an elementwise operation, as in the region of a reduction."""
+        """Broadcasts scalars among the operands of an elementwise operation. They occur in regions of reductions."""
         shaped = next((value.type for value in values if value.type.shape is not None), values[0].type)
         return [self.broadcast_scalar(value, shaped) for value in values]
 
     def map(self, type: Type, function: Callable[..., str], *values: Value) -> Value:
-        """Applies a function of chunks; steps of integer results are those of constants only."""
+        """Applies a function to corresponding chunks. Only constants among the results have known steps."""
         chunks = [function(*chunks) for chunks in zip(*(value.chunks for value in values))]
         return value_of(self.code, type, chunks)
 
 
 def intrinsic(code: Code, name: str, type: Type, *arguments: str) -> str:
-    """Calls a pure LLVM intrinsic whose arguments and result have one type."""
+    """Calls a pure LLVM intrinsic whose arguments and result have the same type."""
     suffix = mangled(type.element, None if type.shape is None else type.lanes)
     return code.pure(code.call(f"llvm.{name}.{suffix}", type.llvm, [(type.llvm, a) for a in arguments]))

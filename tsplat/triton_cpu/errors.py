@@ -1,4 +1,4 @@
-"""The errors of the CPU compiler. All derive from `TritonCPUError`, so that a caller can fall back to other code."""
+"""The errors of the CPU compiler. All derive from `TritonCPUError`, so that callers can fall back to other code."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ class TritonCPUError(RuntimeError):
 
 
 class MissingDependencyError(TritonCPUError, ImportError):
-    """A package that the compiler needs is not installed, or cannot be loaded.
+    """A required package is not installed, or cannot be loaded.
 
     Attributes:
-        not_installed: Whether it is not installed.
+        not_installed: Whether the package is not installed.
     """
 
     def __init__(self, message: str, *, not_installed: bool) -> None:
@@ -21,20 +21,21 @@ class MissingDependencyError(TritonCPUError, ImportError):
 
 
 class TritonCPUMemoryError(TritonCPUError, MemoryError):
-    """The process may not use as much address space as the compiler needs."""
+    """The address space of the process is too small for the compiler."""
 
 
 class UnsupportedMachineError(TritonCPUError):
-    """The CPU, or the one requested by an environment variable, is not supported."""
+    """The CPU, or the CPU that an environment variable requests, is not supported."""
 
 
 class UnsupportedOperationError(TritonCPUError):
-    """A kernel uses an operation, or a form of it, that the compiler does not translate.
+    """A kernel uses an operation, or a form of an operation, that the compiler does not support.
 
     Attributes:
-        operation: Name of the operation in Triton's IR, such as "tt.histogram"; or what failed, in parentheses.
+        operation: Name of the operation in Triton's IR, such as "tt.histogram"; or the step that failed, in
+            parentheses.
         kernel: Name of the kernel.
-        triton_version: Version of the Triton that produced the IR.
+        triton_version: Version of Triton that produced the IR.
     """
 
     def __init__(self, operation: str, kernel: str, triton_version: str, reason: str) -> None:
@@ -47,12 +48,12 @@ class UnsupportedOperationError(TritonCPUError):
 
 
 class UnsupportedFormError(Exception):
-    """Raised while one operation is translated; becomes an `UnsupportedOperationError` with its name."""
+    """Raised by emitters; converted to an `UnsupportedOperationError` with the name of the operation."""
 
 
 @contextlib.contextmanager
 def translating(operation: str, kernel: str, triton_version: str) -> Iterator[None]:
-    """Turns whatever an unknown form of Triton's IR leads to into an `UnsupportedOperationError`."""
+    """Converts the errors that an unknown form of Triton's IR may cause to `UnsupportedOperationError`."""
     try:
         yield
     except (UnsupportedFormError, KeyError, IndexError, ValueError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Triton's own frontend, up to TTIR. No GPU and no driver is needed."""
+"""Triton's frontend, up to TTIR. It requires neither a GPU nor a driver."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
 TARGET = GPUTarget("hip", "gfx942", 64)
-"""Target of the frontend. TTIR does not depend on it, and AMD's backend allows products of any size."""
+"""The target of the frontend. TTIR does not depend on it. AMD's backend allows matrix products of any size."""
 
 
 def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, Any], constants: Mapping[tuple[int, ...], Any]) -> str:
@@ -18,7 +18,7 @@ def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, Any], constants:
 
     Args:
         signature: Types, such as "*fp32" or "constexpr", or tuples of them, by parameter.
-        constants: By the index of the parameter, followed by those of fields of tuples.
+        constants: Constants by path: the index of the parameter, followed by the indices of fields of tuples.
     """
     source = ASTSource(kernel, dict(signature), dict(constants))
     backend = make_backend(TARGET)

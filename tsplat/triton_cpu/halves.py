@@ -1,8 +1,8 @@
 """Conversions between half precision (fp16, bf16) and fp32, with IEEE rounding to nearest even.
 
-LLVM's own conversions to bfloat either call a library function or flush subnormals, and those from fp64 to fp16 call a
-library function. bf16 is held as i16 and converted by integer arithmetic; fp64 goes through fp32 rounded to odd, from
-which the second rounding gives the correct result.
+LLVM's conversions to bfloat call a library function or flush subnormals, and its conversions from fp64 to fp16 call a
+library function. Here, bf16 is stored as i16 and converted by integer arithmetic. fp64 is first rounded to odd in fp32,
+and then to half precision, which gives the correct result.
 """
 
 import struct
@@ -15,7 +15,7 @@ from .types import HALVES, Type
 
 
 def widen(code: Code, type: Type, x: str) -> str:
-    """Converts a chunk of half precision to fp32; other types stay as they are."""
+    """Converts a chunk of half precision to fp32. Other types do not change."""
     if type.element not in HALVES:
         return x
     wide = type.with_element("f32").llvm
@@ -27,12 +27,12 @@ def widen(code: Code, type: Type, x: str) -> str:
 
 
 def widened(type: Type) -> Type:
-    """Returns the type with fp32 in place of half precision."""
+    """Returns the type with half precision replaced by fp32."""
     return type.with_element("f32") if type.element in HALVES else type
 
 
 def narrow(code: Code, source: Type, type: Type, x: str) -> str:
-    """Rounds a chunk of fp32 or fp64 to half precision; unchanged if the type is not half precision."""
+    """Rounds a chunk of fp32 or fp64 to ``type`` if it is half precision; otherwise returns the chunk."""
     if type.element not in HALVES:
         return x
     if source.element == "f64":
@@ -42,7 +42,7 @@ def narrow(code: Code, source: Type, type: Type, x: str) -> str:
         return code.pure(f"fptrunc {source.llvm} {x} to {type.llvm}")
     integers, booleans = source.with_element("i32"), source.with_element("i1").llvm
     bits = code.pure(f"bitcast {source.llvm} {x} to {integers.llvm}")
-    # Adding half of the last place kept, less one where that place is even, rounds to nearest even.
+    # Round to nearest even: add 0x7FFF, plus the last bit that is kept, and truncate.
     last = code.pure(f"and {integers.llvm} {shift(code, 'lshr', integers, bits, 16)}, {constant(code, integers, 1)}")
     half = code.pure(f"add {integers.llvm} {last}, {constant(code, integers, 0x7FFF)}")
     nearest = code.pure(f"add {integers.llvm} {bits}, {half}")
@@ -53,7 +53,7 @@ def narrow(code: Code, source: Type, type: Type, x: str) -> str:
 
 
 def _round_to_odd(code: Code, source: Type, x: str) -> str:
-    """Rounds fp64 to fp32; an inexact result is the one of the two neighbors whose last bit is set."""
+    """Rounds fp64 to fp32, to odd: an inexact result is the neighbor whose last bit is set."""
     single, integers, booleans = source.with_element("f32"), source.with_element("i32"), source.with_element("i1").llvm
     nearest = code.pure(f"fptrunc {source.llvm} {x} to {single.llvm}")
     bits = code.pure(f"bitcast {single.llvm} {nearest} to {integers.llvm}")
@@ -62,7 +62,7 @@ def _round_to_odd(code: Code, source: Type, x: str) -> str:
     size, exact = intrinsic(code, "fabs", source, back), intrinsic(code, "fabs", source, x)
     above = code.pure(f"fcmp ogt {source.llvm} {size}, {exact}")
     minus, zero, one = (constant(code, integers, k) for k in (-1, 0, 1))
-    # Truncated toward zero, then the last bit set.
+    # Truncate toward zero, then set the last bit.
     down = code.pure(f"select {booleans} {above}, {integers.llvm} {minus}, {integers.llvm} {zero}")
     odd = code.pure(f"or {integers.llvm} {code.pure(f'add {integers.llvm} {bits}, {down}')}, {one}")
     chosen = code.pure(f"select {booleans} {inexact}, {integers.llvm} {odd}, {integers.llvm} {bits}")
@@ -70,7 +70,7 @@ def _round_to_odd(code: Code, source: Type, x: str) -> str:
 
 
 def constant(code: Code, type: Type, value: float) -> str:
-    """Returns a constant of an integer, f32 or f64 type, the same in all lanes."""
+    """Returns a constant of an integer, f32 or f64 type, equal in all lanes."""
     if type.is_float:
         scalar = float_constant(value, type.element)
         return scalar if type.shape is None else code.splat(scalar, type.element, type.lanes)
@@ -82,7 +82,7 @@ def shift(code: Code, direction: str, type: Type, x: str, bits: int) -> str:
 
 
 def float_text(code: Code, text: str, element: str) -> str:
-    """Returns LLVM's text of a scalar constant from MLIR's, which is a decimal number or the hexadecimal bits."""
+    """Converts the text of a scalar constant from MLIR (a decimal number or hexadecimal bits) to LLVM."""
     unsigned, signed = {"f64": ("<Q", "<d"), "f32": ("<I", "<f"), "f16": ("<H", "<e"), "bf16": ("<I", "<f")}[element]
     if text.startswith("0x"):
         bits = int(text, 16) << (16 if element == "bf16" else 0)

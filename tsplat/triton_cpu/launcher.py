@@ -1,4 +1,4 @@
-"""Launching kernels: arguments to a specialization, which is compiled once, and its programs to threads."""
+"""Launches kernels: specializes them for their arguments, compiles each specialization once, and runs it on threads."""
 
 import ctypes
 import functools
@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.jit import JITFunction
 
-from . import cache, machine, room, threads
+from . import address_space, cache, machine, threads
 from .errors import TritonCPUError, UnsupportedOperationError
 from .frontend import make_ttir
 from .target import host_target
@@ -24,7 +24,7 @@ from .translate import translate
 
 Parameters = ParamSpec("Parameters")
 Constants = dict[tuple[int, ...], Any]
-"""Constants by the index of their parameter, followed by those of fields of tuples."""
+"""Constants by path: the index of the parameter, followed by the indices of fields of tuples."""
 Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 
 POINTERS = {
@@ -41,16 +41,16 @@ POINTERS = {
 }
 SCALARS = {"i1": "?7x", "i8": "q", "i16": "q", "i32": "q", "u8": "q", "u16": "q", "u32": "q", "i64": "q", "u64": "Q"}
 SCALARS |= {"fp32": "f4x", "f32": "f4x", "fp64": "d", "f64": "d"}
-"""Formats that pack scalars into a word, by their type in a signature."""
+"""``struct`` formats that pack scalars into words of 8 bytes, by their type in a signature."""
 
 OPTIONS = frozenset(
     {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "waves_per_eu", "matrix_instr_nonkdim",
      "kpack", "debug", "launch_cooperative_grid", "schedule_hint"}
 )  # fmt: skip
-"""Triton's options for GPUs, which are accepted and ignored."""
+"""Triton's options for GPUs. They are ignored."""
 
 HELPER_SECONDS = 50e-6
-"""Work that is worth waking up one more thread for."""
+"""Run time of programs for which it pays to wake up one more thread."""
 
 
 class CompiledKernel:
@@ -61,14 +61,15 @@ class CompiledKernel:
         self._formats = tuple(formats)
         self._pack = struct.Struct("".join(("<", threads.HEADER, *formats)))
         self._state_type = ctypes.c_int64 * (self._pack.size // 8)
-        self._seconds = 1.0  # that a program took in the last launch on several threads
+        self._seconds = 1.0  # per program, in the last launch on several threads
 
     def __call__(self, n_programs: int, values: Sequence[Any], others: tuple[int, int] = (1, 1)) -> None:
         """Runs the programs of a grid, and returns when they are done.
 
         Args:
-            n_programs, others: Number of programs along the first axis of the grid, and along the others.
-            values: The arguments that are not compiled in: addresses of tensors, b"" for None, and numbers.
+            n_programs: Number of programs along the first axis of the grid.
+            values: The arguments that are not constants: addresses of tensors, b"" for None, and numbers.
+            others: Number of programs along the second and the third axis.
         """
         y, z = others
         total = n_programs * y * z
@@ -80,8 +81,8 @@ class CompiledKernel:
             self.run(state)
 
     def run(self, state: Any) -> bool:
-        """Runs the programs of a launch whose state is filled in, and returns when they are done: whether other threads
-        may read the state later."""
+        """Runs the programs of a launch, given its state. Returns when they are done, whether other threads may still
+        read the state later."""
         available = threads.get_num_threads()
         if available == 1:
             return threads.run(self._entry, state, 1)
@@ -96,26 +97,26 @@ class CompiledKernel:
     def template(
         self, n_programs: int, values: Sequence[Any]
     ) -> tuple[bytes, list[int | None], dict[int, int], list[int]]:
-        """Returns the memory of a launch, in words of 8 bytes, for :meth:`bind`.
+        """Returns the initial memory of a launch, for :meth:`bind`. Positions are in words of 8 bytes.
 
         Returns:
-            The memory; the word of each value, None for b"", which has none; the words that must become addresses in
-            this memory, with offsets from its start; and those that must become a stream, of which there are none.
+            The memory; the word of each value, None for b""; the words that must be set to addresses in this memory,
+            with their offsets from its start in bytes; and the words for the stream: none.
         """
-        places, word = [], threads.HEADER_BYTES // 8
+        words, word = [], threads.HEADER_BYTES // 8
         for code in self._formats:
-            places.append(None if code == "0s" else word)
+            words.append(None if code == "0s" else word)
             word += code != "0s"
         claim, grid = _claim(n_programs), (n_programs, 1, 1)
         state = self._pack.pack(0, 0, n_programs, claim, threads.TICKS, *grid, 0, 0, *values)
-        return state, places, {threads.ADDRESS: threads.HEADER_BYTES}, []
+        return state, words, {threads.ADDRESS: threads.HEADER_BYTES}, []
 
     def bind(self, _n_programs: int, memory: Any, begin: int) -> tuple[Callable[[], bool], Callable[[bool], bool]]:
-        """Returns what launches the kernel by the memory of :meth:`template`, from a byte of a ctypes array on.
+        """Binds launches of the kernel to memory from :meth:`template`, in a ctypes array from byte ``begin`` on.
 
         Returns:
-            The launch; and what is called with its result if that is True: it returns that other threads may read the
-            memory later.
+            A function that launches and returns whether other threads may still read the memory later; and a function
+            to call with this result if it is True, which returns the same.
         """
         entry, state, run = self._entry, self._state_type.from_buffer(memory, begin), self.run
         total, done = threads.TOTAL, threads.DONE
@@ -132,12 +133,12 @@ class CompiledKernel:
 
 
 def _claim(total: int, n_threads: int = 1) -> int:
-    """Returns the most programs that a thread claims at a time."""
+    """Returns the maximum number of programs that a thread claims at a time."""
     return 1 if total < 32 * n_threads else min(total // (16 * n_threads), 64)
 
 
 class Launcher:
-    """A kernel with its compiled specializations."""
+    """A kernel and its compiled specializations."""
 
     def __init__(self, kernel: JITFunction[Any]) -> None:
         if not isinstance(kernel, JITFunction):
@@ -185,7 +186,7 @@ class Launcher:
             raise TypeError(f"{self.kernel.__name__}: no value for parameter {error.args[0]!r}") from None
 
     def specialize(self, values: list[Any]) -> tuple[CompiledKernel, list[Any]]:
-        """Returns the machine code for types and constants, and the arguments that are not compiled in."""
+        """Returns the compiled kernel for the types and constants, and the arguments that are not constants."""
         key: list[Any] = [os.environ.get("TSPLAT_CPU")]
         packed: list[Any] = []
         for value, constant, annotation in zip(values, self.constants, self.annotations):
@@ -197,14 +198,16 @@ class Launcher:
         return kernel if kernel is not None else self.compile(tuple(key), values), packed
 
     def _add(self, value: Any, annotation: str | None, key: list[Any], packed: list[Any]) -> None:
-        """Appends what code depends on of an argument that is not a constant, and the argument, to key and packed."""
+        """Appends the type of an argument to ``key``, and its value to ``packed``. Tuples are flattened."""
         if isinstance(value, tuple):
             key.append(type(value))
             for field in value:
                 self._add(field, annotation, key, packed)
         elif isinstance(value, Tensor):
             if value.device.type != "cpu":
-                raise TypeError(f"{self.kernel.__name__}: expected tensors on the CPU, found one on {value.device}")
+                raise TypeError(
+                    f"{self.kernel.__name__}: expected tensors on the CPU, found a tensor on {value.device}"
+                )
             pointer = value.data_ptr()
             if not pointer and value.numel():
                 raise TypeError(f"{self.kernel.__name__}: a tensor {list(value.shape)} has no memory")
@@ -215,8 +218,7 @@ class Launcher:
             packed.append(b"" if value is None else value)
 
     def signature(self, values: list[Any]) -> tuple[dict[str, Any], Constants]:
-        """Returns Triton's signature of a specialization, where a tuple has tuples of types, and its constants, by the
-        index of the parameter, followed by those of fields."""
+        """Returns Triton's signature of a specialization, with tuples of types for tuples, and its constants."""
         types: dict[str, Any] = {}
         constants: Constants = {}
         for i, (name, value, constant, annotation) in enumerate(
@@ -237,8 +239,8 @@ class Launcher:
         constants: dict[tuple[int, ...], Any],
     ) -> Any:
         if isinstance(value, tuple):
-            kinds = [self._type(name, field, annotation, (*path, i), constants) for i, field in enumerate(value)]
-            return tuple.__new__(type(value), kinds)
+            types = [self._type(name, field, annotation, (*path, i), constants) for i, field in enumerate(value)]
+            return tuple.__new__(type(value), types)
         if value is None:
             constants[path] = None
             return "constexpr"
@@ -249,24 +251,24 @@ class Launcher:
         return annotation or _scalar_type(value, self.kernel.__name__)
 
     def compile(self, key: tuple[Any, ...], values: list[Any]) -> CompiledKernel:
-        """Loads machine code from the cache on disk, or compiles it and puts it there."""
+        """Loads machine code from the cache on disk, or compiles and stores it."""
         with machine.lock:
             if key in self.compiled:
                 return self.compiled[key]
-            room.check_room(room.LOAD, self.kernel.__name__)
+            address_space.check_available(address_space.LOAD, self.kernel.__name__)
             types, constants = self.signature(values)
             code, symbol = object_code(self.kernel, types, constants)
             formats = [
-                "0s" if kind == "constexpr" else SCALARS.get(kind, "Q")
-                for kinds, constant in zip(types.values(), self.constants) if not constant
-                for kind in flat_arguments(kinds)
+                "0s" if leaf == "constexpr" else SCALARS.get(leaf, "Q")
+                for argument_type, constant in zip(types.values(), self.constants) if not constant
+                for leaf in flat_arguments(argument_type)
             ]  # fmt: skip
             kernel = CompiledKernel(machine.load(code, symbol, host_target()), formats)
             self.compiled[key] = kernel
             return kernel
 
     def check_globals(self) -> None:
-        """Raises if a global that the kernel was compiled with has changed, as Triton does."""
+        """Raises if a global that was compiled into the kernel has changed, as Triton does."""
         for (name, _), (value, scope) in self.kernel.used_global_vals.items():
             if scope.get(name, value) is not value and scope.get(name) != value:
                 raise TritonCPUError(
@@ -289,7 +291,7 @@ def object_code(kernel: JITFunction[Any], signature: Mapping[str, Any], constant
         with cache.compiling(name, key):
             code = cache.load(name, key)
             if code is None:
-                room.check_room(room.COMPILE, name)
+                address_space.check_available(address_space.COMPILE, name)
                 code = machine.compile_object(llvm_ir(kernel, signature, constants, symbol), target)
                 cache.store(name, key, code)
     return code, symbol
@@ -309,12 +311,12 @@ def llvm_ir(kernel: JITFunction[Any], signature: Mapping[str, Any], constants: C
 
 
 def flat_arguments(argument: Any) -> list[Any]:
-    """Returns an argument, or its type; of a tuple, what is in it, in the order in which it is passed."""
+    """Flattens an argument or its type: a list of the leaves of nested tuples."""
     return [leaf for field in argument for leaf in flat_arguments(field)] if isinstance(argument, tuple) else [argument]
 
 
 def _constant_key(value: Any) -> tuple[str, str]:
-    """Returns a key that tells constants apart that compare equal, such as 1, 1.0 and True, or 0.0 and -0.0."""
+    """Returns a key that differs for constants that compare equal, such as 1, 1.0 and True, or 0.0 and -0.0."""
     return type(value).__name__, getattr(value, "cache_key", None) or repr(value)
 
 
@@ -334,11 +336,11 @@ def _scalar_type(value: Any, kernel: str) -> str:
 
 
 _launchers: dict[int, Launcher] = {}
-"""By id of the kernel."""
+"""Launchers by the id of the kernel."""
 
 
 def untraced(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Excludes a function from `torch.compile`, without importing `torch._dynamo`, which takes seconds."""
+    """Excludes a function from `torch.compile`, without importing `torch._dynamo`: the import takes seconds."""
 
     @functools.cache
     def disabled() -> Callable[Parameters, None]:
@@ -360,22 +362,22 @@ def launch(
 
     Args:
         kernel: A function decorated with `triton.jit`.
-        grid: Number of programs along up to three axes, or a function from the arguments to it.
-        args, kwargs: The kernel's arguments, as in `kernel[grid](*args, **kwargs)`. Options for GPUs, such as
-            `num_warps`, are ignored. Integers are never specialized on their values.
+        grid: Number of programs along up to three axes, or a function that computes it from the arguments.
+        args, kwargs: The arguments of the kernel, as in `kernel[grid](*args, **kwargs)`. Options for GPUs, such as
+            `num_warps`, are ignored. Kernels are not specialized on the values of integers.
 
     Raises:
         UnsupportedOperationError: The kernel uses an operation that is not implemented, or Triton's frontend fails.
         MissingDependencyError: llvmlite is not installed, or cannot be loaded.
-        TritonCPUMemoryError: The limit of the process's address space is too low.
-        UnsupportedMachineError: Machine code cannot be made for this CPU.
-        TypeError: An argument is missing or of a type that is not supported.
+        TritonCPUMemoryError: The limit of the address space of the process is too low.
+        UnsupportedMachineError: The CPU is not supported.
+        TypeError: An argument is missing, or its type is not supported.
     """
     _launcher(kernel).launch(grid, args, kwargs or {})
 
 
 def prepare(kernel: JITFunction[Any], kwargs: Mapping[str, Any]) -> CompiledKernel:
-    """Returns a kernel compiled for the types and constants of these arguments. Raises as :func:`launch`."""
+    """Compiles a kernel for the types and constants of these arguments. Raises the same errors as :func:`launch`."""
     launcher = _launcher(kernel)
     return launcher.specialize(launcher.bind((), kwargs))[0]
 

@@ -1,4 +1,4 @@
-"""From LLVM IR to machine code, and loading it, by llvmlite."""
+"""Compiles LLVM IR to machine code and loads it, by llvmlite."""
 
 import ctypes
 import functools
@@ -11,16 +11,16 @@ from .errors import TritonCPUError
 from .target import Target, import_llvm
 
 EntryPoint = Callable[[Any], None]
-"""The machine code of a kernel, a function of ctypes: takes the address of the state of the launch."""
+"""The machine code of a kernel, as a ctypes function. Its argument is the address of the state of the launch."""
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 lock = threading.RLock()
-"""Held while a kernel is compiled or loaded: by Triton's frontend, which has locks of its own, or by LLVM."""
+"""Held while a kernel is compiled (by Triton's frontend, which has further locks, and LLVM) or loaded."""
 
 
 def triple() -> str:
-    """Returns LLVM's name of this platform."""
+    """Returns LLVM's target triple of this platform."""
     name: str = import_llvm().get_process_triple()
     return name
 
@@ -34,7 +34,7 @@ def version() -> str:
 
 
 def compile_object(module: str, target: Target) -> bytes:
-    """Returns the machine code of a module, as an object file."""
+    """Compiles a module to an object file."""
     llvm = import_llvm()
     with lock:
         machine = _target_machine(target)
@@ -48,7 +48,7 @@ def compile_object(module: str, target: Target) -> bytes:
 
 
 def load(code: bytes, symbol: str, target: Target) -> EntryPoint:
-    """Loads an object file into this process, where it stays. Calls release Python's global lock."""
+    """Loads an object file into this process, permanently. Calls of the entry point release the GIL."""
     llvm = import_llvm()
     with lock:
         engine = _engine(target)
@@ -75,11 +75,11 @@ _target_machine = functools.cache(_create_target_machine)
 
 @functools.cache
 def _engine(target: Target) -> Any:
-    """Holds all loaded code; it takes over a target machine of its own."""
+    """Returns the execution engine that holds all loaded code. It takes ownership of its target machine."""
     machine = _create_target_machine(target)
     return import_llvm().create_mcjit_compiler(import_llvm().parse_assembly(""), machine)
 
 
-# A process forks when no other thread is compiling: locks that it holds would never be released in the child, and the
-# state of LLVM would be inconsistent. The compiling thread itself may fork, in a handler of a signal for example.
+# A fork waits until no other thread compiles. Otherwise the locks of that thread would never be released in the child,
+# and the state of LLVM would be inconsistent. The compiling thread itself may fork, for example in a signal handler.
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

@@ -1,7 +1,7 @@
-"""Coefficients of the polynomials behind exp2, exp, log2 and log, constant term first.
+"""Coefficients of the polynomials of exp2, exp, log2 and log, constant term first.
 
-Interpolants at Chebyshev nodes, on the interval that argument reduction leaves. Relative errors are at most 3.2e-8 in
-fp32 and 4.9e-17 in fp64, of terms that add less than half of the function's value.
+They interpolate at Chebyshev nodes, in the interval after argument reduction. Relative errors are at most 3.2e-8 in
+fp32 and 4.9e-17 in fp64, of terms that contribute less than half of the value of the function.
 """
 
 EXP2 = {

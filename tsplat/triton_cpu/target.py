@@ -8,18 +8,23 @@ from typing import Any, NamedTuple
 from .errors import MissingDependencyError, UnsupportedMachineError
 
 VARIABLE = "TSPLAT_CPU"
-"""Environment variable that overrides the CPU: a name that LLVM knows, such as x86-64-v3."""
+"""Environment variable that selects the CPU by its name in LLVM, such as x86-64-v3."""
 
 LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "f16c"},
     "x86-64-v3": {"avx2", "fma", "f16c", "bmi2"},
 }
-"""CPU names for x86-64, best first, and the features each needs."""
+"""CPU names for x86-64, best first, and their required features."""
 
 
 class Target(NamedTuple):
-    """Says what machine code may use: the CPU and further features in LLVM's words, and the number of lanes of vectors.
-    LLVM splits those that are wider than registers."""
+    """A CPU to compile for.
+
+    Attributes:
+        cpu, features: The CPU and additional features, as LLVM names them.
+        lanes: Maximum number of lanes of vectors. LLVM splits vectors that are wider than registers.
+        avx512, avx2: Whether the CPU has these instructions.
+    """
 
     cpu: str
     features: str
@@ -29,16 +34,17 @@ class Target(NamedTuple):
 
 
 def host_target() -> Target:
-    """Returns the best target of this machine, or the one that `TSPLAT_CPU` names.
+    """Returns the best target that this machine supports, or the target that `TSPLAT_CPU` names.
 
-    Raises MissingDependencyError without llvmlite, and UnsupportedMachineError if the CPU lacks AVX2, FMA or F16C, or
-    `TSPLAT_CPU` names one that it is not.
+    Raises:
+        MissingDependencyError: llvmlite is not installed, or cannot be loaded.
+        UnsupportedMachineError: The CPU lacks AVX2, FMA, F16C or BMI2, or features that `TSPLAT_CPU` requires.
     """
     return _target(os.environ.get(VARIABLE, ""))
 
 
 def check_machine() -> None:
-    """Raises as :func:`host_target` if kernels cannot be compiled for this machine."""
+    """Raises the errors of :func:`host_target` if kernels cannot be compiled for this machine."""
     host_target()
 
 
@@ -60,7 +66,7 @@ def _target(requested: str) -> Target:
     for cpu in (requested,) if requested else LEVELS:
         if features >= LEVELS[cpu]:
             avx512 = "avx512f" in LEVELS[cpu]
-            # Without "fast-gather", LLVM replaces masked gathers by a branch per lane.
+            # Without "fast-gather", LLVM replaces masked gathers by one branch per lane.
             return Target(cpu, "+fast-gather", lanes=16 if avx512 else 8, avx512=avx512, avx2=True)
     missing = LEVELS[requested or "x86-64-v3"] - features
     raise UnsupportedMachineError(f"{requested or 'the CPU'} needs {', '.join(sorted(missing))}, which this CPU lacks")
@@ -72,10 +78,14 @@ def host_features() -> frozenset[str]:
 
 
 def import_llvm() -> Any:
-    """Returns the module `llvmlite.binding`; raises MissingDependencyError if it is not installed, or is damaged."""
+    """Returns the module `llvmlite.binding`.
+
+    Raises:
+        MissingDependencyError: llvmlite is not installed, or cannot be loaded.
+    """
     try:
         import llvmlite.binding
-    except Exception as error:  # an OSError or an AttributeError, where its library is of another system or version
+    except Exception as error:  # OSError or AttributeError if its library is for another system or version
         if isinstance(error, ModuleNotFoundError) and error.name == "llvmlite":
             raise MissingDependencyError(
                 "Triton kernels on the CPU need llvmlite, which is not installed: pip install 'tsplat[cpu]'",

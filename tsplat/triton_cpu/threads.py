@@ -1,15 +1,15 @@
-"""The threads that run the programs of a launch together with the thread that launches.
+"""Runs the programs of a launch on the launching thread and further threads.
 
-Threads claim programs from a counter in machine code, without Python's global lock. They return to Python every 100 ms
-or so, or after a program that takes longer, which lets Ctrl-C interrupt a launch.
+Machine code claims programs from an atomic counter, without the GIL. Threads return to Python about every 100 ms, or
+after a program that takes longer, so that Ctrl-C can interrupt a launch.
 
-Where PyTorch's operators use as many threads as the launch, its own OpenMP threads run the programs: they spin for
-some milliseconds after an operator, so that others would have to wait for a core. Otherwise the threads are those of a
-pool, which wait for a lock and take no CPU time, and which the launching thread does not wait for if they are late.
+If the launch uses as many threads as PyTorch's operators, PyTorch's OpenMP threads run the programs: they spin for some
+milliseconds after an operator, and other threads would have to wait for a core. Otherwise the threads of a pool are
+used. They wait for a lock without using CPU time. The launching thread does not wait for threads that start late.
 
-OpenMP ends a process that cannot start a thread, and ``threading.Thread.start`` waits forever for one that runs out of
-memory before it has said that it runs. So where address space is limited, OpenMP is not used, and the pool starts its
-threads without waiting for them, and only where there is room.
+OpenMP ends a process that cannot start a thread. ``threading.Thread.start`` waits forever for a thread that runs out of
+memory while it starts. So if the address space is limited, OpenMP is not used, and the pool starts threads without
+waiting for them, and only if enough address space is left.
 """
 
 import _thread
@@ -27,20 +27,20 @@ from typing import Any
 
 import torch
 
-from . import room
+from . import address_space
 from .machine import EntryPoint
 
 NEXT, DONE, TOTAL, CLAIM, ACTIVE, ADDRESS = 0, 1, 2, 3, 8, 9
 TICKS = 1 << 28
-"""Ticks of the CPU's clock, at 1 to 5 GHz on x86-64, after which a call returns although programs are left."""
+"""Clock ticks (at 1 to 5 GHz on x86-64) after which a call returns even if programs are left."""
 
 WAIT = 0.1
-"""Seconds after which the launching thread looks again whether all programs are done."""
+"""Seconds after which the launching thread checks again whether all programs are done."""
 
 HEADER = "10q"
-"""State of a launch, which machine code reads and updates: next program, programs done, programs in all, the most
-programs to claim at a time, ticks, grid x, y, z, threads in machine code, and the address of the arguments, which are
-behind the header."""
+"""Format of the header of the state of a launch, which machine code reads and updates: next program, number of programs
+that are done, total number of programs, maximum number to claim at a time, ticks, grid x, y and z, number of threads in
+machine code, and the address of the arguments, which follow the header."""
 
 HEADER_BYTES = struct.calcsize(f"<{HEADER}")
 
@@ -49,13 +49,13 @@ _limit: int | None = None
 
 
 def set_num_threads(n: int | None) -> None:
-    """Sets the largest number of threads of a launch; with None, it is that of PyTorch, ``torch.get_num_threads()``."""
+    """Sets the maximum number of threads of a launch. None stands for ``torch.get_num_threads()``."""
     global _limit
     _limit = n
 
 
 def get_num_threads() -> int:
-    """Returns the largest number of threads of a launch."""
+    """Returns the maximum number of threads of a launch."""
     return torch.get_num_threads() if _limit is None else _limit
 
 
@@ -68,7 +68,7 @@ class Job:
         self.finished: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def work(self) -> None:
-        """Runs programs until none is left to claim; called by the threads of the pool."""
+        """Runs programs until none is left. Called by the threads of the pool."""
         state = self.state
         while state[NEXT] < state[TOTAL]:
             self.entry(state)
@@ -77,8 +77,8 @@ class Job:
 
 
 def start_thread(function: Callable[..., None], arguments: tuple[Any, ...]) -> bool:
-    """Starts a daemon thread without waiting for it. Returns False if there is no room for it, or no thread left."""
-    if not room.has_room(room.THREAD):
+    """Starts a daemon thread without waiting for it. Returns whether memory and the system allow another thread."""
+    if not address_space.is_available(address_space.THREAD):
         return False
     try:
         _thread.start_new_thread(function, arguments)
@@ -88,15 +88,15 @@ def start_thread(function: Callable[..., None], arguments: tuple[Any, ...]) -> b
 
 
 class Pool:
-    """Threads, started when they are first needed."""
+    """A pool of threads, which are started on first use."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._started = self._size = 0  # threads that were started, and those that run
+        self._started = self._size = 0  # number of threads that were started, and that are running
         self._lock = threading.Lock()
 
     def help(self, job: Job, helpers: int) -> None:
-        """Asks a number of threads to work on a job; fewer where the system starts no more threads."""
+        """Assigns a job to a number of threads, or to fewer if the system cannot start as many."""
         ready = min(helpers, self._size)
         if self._started < helpers:
             with self._lock:
@@ -109,24 +109,34 @@ class Pool:
         with self._lock:
             self._size += 1
         while True:
-            with contextlib.suppress(MemoryError):  # of Python; the launching thread continues
+            with contextlib.suppress(MemoryError):  # raised by Python; the launching thread runs the programs instead
                 job.work()
             job = self._jobs.get()
 
 
 def run(entry: EntryPoint, state: Any, threads: int) -> bool:
-    """Runs all programs of a launch on at most `threads` threads, and returns when they are done.
+    """Runs all programs of a launch on at most `threads` threads. Returns when they are done.
 
-    Returns whether other threads may read the state later: then it must not be used for another launch.
+    An exception in the launching thread, such as KeyboardInterrupt, cancels the programs that no thread has claimed.
 
-    The state is an array of int64: the header, and the arguments. An exception in the launching thread, such as
-    KeyboardInterrupt, cancels the programs that no thread has claimed.
+    Args:
+        entry: The machine code.
+        state: Array of int64: the header, followed by the arguments.
+        threads: Maximum number of threads, including this one.
+
+    Returns:
+        Whether other threads may still read the state later. If so, do not use it for another launch.
     """
     if threads <= 1:
         entry(state)
         while state[DONE] < state[TOTAL]:
             entry(state)
-    elif threads == torch.get_num_threads() and not _forked and not room.is_limited() and (run_parallel := _openmp()):
+    elif (
+        threads == torch.get_num_threads()
+        and not _forked
+        and not address_space.is_limited()
+        and (run_parallel := _openmp())
+    ):
         while state[DONE] < state[TOTAL]:
             run_parallel(entry, state, threads, 0)
     else:
@@ -143,7 +153,7 @@ def _run_in_pool(job: Job, helpers: int) -> None:
             job.entry(state)
         while state[DONE] < state[TOTAL]:
             with contextlib.suppress(queue.Empty):
-                job.finished.get(timeout=WAIT)  # a thread that is out of memory does not answer
+                job.finished.get(timeout=WAIT)  # a thread that ran out of memory does not report
     except BaseException:
         _cancel(state)
         raise
@@ -151,7 +161,7 @@ def _run_in_pool(job: Job, helpers: int) -> None:
 
 @functools.cache
 def _openmp() -> Callable[[Any, Any, int, int], None] | None:
-    """Returns GOMP_parallel of PyTorch's OpenMP, if it has one: function, its argument, number of threads, flags."""
+    """Returns GOMP_parallel(function, argument, number of threads, flags) of PyTorch's OpenMP, or None."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         function = library.GOMP_parallel
@@ -159,12 +169,12 @@ def _openmp() -> Callable[[Any, Any, int, int], None] | None:
         return None
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     function.restype = None
-    found: Callable[[Any, Any, int, int], None] = function
-    return found
+    parallel: Callable[[Any, Any, int, int], None] = function
+    return parallel
 
 
 def _cancel(state: Any) -> None:
-    """Waits until no thread works on a launch any more, without starting further programs."""
+    """Cancels the programs of a launch that no thread has claimed, and waits for the others."""
     state[NEXT] = state[TOTAL]
     while state[ACTIVE] > 0:
         with contextlib.suppress(KeyboardInterrupt):
@@ -176,7 +186,7 @@ _forked = False
 
 
 def _forget_threads() -> None:
-    """Starts over in a forked child, where the parent's threads do not exist and OpenMP would wait for them forever."""
+    """Resets the pool in a forked child. It has no other threads, and OpenMP would wait for them forever."""
     global _pool, _forked
     _pool, _forked = Pool(), True
 

@@ -1,9 +1,8 @@
-"""From TTIR to the text of an LLVM module with one entry point.
+"""Translates TTIR to the text of an LLVM module with one entry point.
 
-The module has two functions. `body` is one program of the grid. The entry point, exported under a given name, runs
-programs until none is left or its time is up; any number of threads may call it for the same launch. It takes the
-address of the state of the launch, shared by the threads, whose 64-bit words `threads.State` describes. The last is the
-address of the kernel's arguments, a word each.
+The module has two functions. `body` runs one program of the grid. The entry point runs programs until none is left or
+its time is up. Several threads may call it for the same launch. Its argument is the address of the state of the launch,
+which the threads share; see `threads.HEADER`. The arguments of the kernel are words of 64 bits.
 """
 
 from . import emit_arithmetic, emit_conversion, emit_math, emit_memory, emit_reduction, emit_shape  # noqa: F401  # registered by import
@@ -18,7 +17,7 @@ from .values import Value
 
 
 def translate(text: str, symbol: str, kernel: str, triton_version: str, triple: str, target: Target) -> str:
-    """Translates the TTIR of a module with one public function to an LLVM module, whose entry point is `symbol`."""
+    """Translates the TTIR of a module with one public function to an LLVM module with the entry point `symbol`."""
     with translating("(parser)", kernel, triton_version):
         function = parse(text, target.lanes)
     emitter = Emitter(kernel, triton_version, target)
@@ -32,13 +31,13 @@ def translate(text: str, symbol: str, kernel: str, triton_version: str, triple: 
 
 def _module(emitter: Emitter, function: Function, symbol: str, triple: str) -> str:
     code = emitter.code
-    kinds = ["ptr" if type.pointer else llvm_type(type.element, None) for _, type in function.parameters]
+    types = ["ptr" if type.pointer else llvm_type(type.element, None) for _, type in function.parameters]
     grid = [f"i32 %{name}_{axis}" for name in ("program", "programs") for axis in "xyz"]
-    parameters = ", ".join([*(f"{kind} %arg{k}" for k, kind in enumerate(kinds)), *grid])
+    parameters = ", ".join([*(f"{t} %arg{k}" for k, t in enumerate(types)), *grid])
     loads = []
-    for k, kind in enumerate(kinds):
+    for k, t in enumerate(types):
         loads.append(f"  %place{k} = getelementptr i64, ptr %arguments, i64 {k}")
-        loads.append(f"  %arg{k} = load {kind}, ptr %place{k}, align 8")
+        loads.append(f"  %arg{k} = load {t}, ptr %place{k}, align 8")
     wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"' if emitter.target.avx512 else ""
     entry = _entry_point(symbol, "\n".join(loads), parameters, triple.startswith("x86_64"))
     lines = [
@@ -57,10 +56,10 @@ def _module(emitter: Emitter, function: Function, symbol: str, triple: str) -> s
 
 
 def _entry_point(symbol: str, loads: str, parameters: str, x86: bool) -> str:
-    """Returns the function that threads call. Floating-point modes are the default ones while it runs.
+    """Returns the function that threads call. It sets the default floating-point modes while it runs.
 
-    A thread claims one program at first, then twice as many as before if those took less than 1/64 of the time of a
-    call, else half as many. So calls return in time although programs are slow, and claims cost little if they are not.
+    A thread claims one program first. It doubles the number if the programs took less than 1/64 of the time of a call,
+    and halves it otherwise. So calls return in time even if programs are slow, and claims cost little if they are fast.
     """
     save, restore, declarations = _default_modes(x86)
     words = ("done", "total", "claim", "ticks", "size_x", "size_y", "size_z", "active", "arguments")

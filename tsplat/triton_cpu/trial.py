@@ -1,4 +1,4 @@
-"""A small kernel that is compiled to find out whether kernels can be: from this Triton, by this LLVM, for this CPU."""
+"""A small test kernel. It shows whether kernels of this Triton can be compiled by this LLVM for this CPU."""
 
 import torch
 import triton
@@ -29,12 +29,12 @@ def _sum_kernel(
 
 
 def check_compiler() -> None:
-    """Compiles a kernel and runs it.
+    """Compiles and runs the test kernel.
 
     Raises:
-        TritonCPUError: It cannot be compiled, or computes something else.
+        TritonCPUError: The kernel cannot be compiled, or its result is wrong.
     """
     x, y = torch.arange(20, dtype=torch.float32), torch.zeros(1)
     launch(_sum_kernel, (1,), (x, y, x.numel(), 16))
     if y.item() != 380:
-        raise TritonCPUError(f"a kernel that is compiled for the CPU computes {y.item():g} instead of 380")
+        raise TritonCPUError(f"a test kernel on the CPU returned {y.item():g} instead of 380")

@@ -1,6 +1,6 @@
-"""Parser of TTIR, Triton's IR, in the textual form that MLIR prints.
+"""Parses TTIR, Triton's IR, in the textual form that MLIR prints.
 
-Only the structure is parsed: names, operands, regions, types. What an operation's attributes mean is for its emitter.
+Only the structure is parsed: names, operands, regions and types. The emitter of an operation interprets its attributes.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ _FUNCTION = re.compile(r"tt\.func public @([\w$.]+)\((.*?)\)(?: attributes .*)? 
 
 @dataclasses.dataclass
 class Block:
-    """A straight sequence of operations; the last one is the terminator."""
+    """A basic block: a sequence of operations. The last one is the terminator."""
 
     label: str
     arguments: list[tuple[str, Type]]
@@ -29,10 +29,15 @@ class Block:
 
 @dataclasses.dataclass
 class Operation:
-    """One operation: operands in the order of the text, and types, the last of which are usually those of the results.
+    """An operation.
 
-    `attributes` is the text between its name and its types, without operands. Each region is a list of blocks.
-    `successors` are the labels of the blocks that a branch goes to, each with the names that it passes on.
+    Attributes:
+        name, results: Names of the operation and of its results.
+        operands: Names of the operands, in the order of the text.
+        attributes: The text between the name and the types, without operands.
+        types: The types of the signature. The last ones are usually the types of the results.
+        regions: A list of blocks for each region.
+        successors: The labels of the blocks that a branch jumps to, each with the names of its arguments.
     """
 
     name: str
@@ -97,7 +102,7 @@ class _Parser:
         return list(zip(_NAMES.findall(text), self.types(re.sub(NAME, "", text))))
 
     def region(self, arguments: list[tuple[str, Type]]) -> tuple[list[Block], str]:
-        """Returns the blocks up to the region's end, and the line that closes it."""
+        """Returns the blocks of a region, and the line that ends it."""
         blocks = [Block("", arguments)]
         while not (line := self.next()).startswith("}"):
             if match := _BLOCK.fullmatch(line):
@@ -129,7 +134,7 @@ class _Parser:
         return Operation(name, results, operands, attributes, self.types(signature))
 
     def control(self, name: str, results: list[str], rest: str) -> Operation:
-        """Parses a loop or a conditional, whose first region may declare its arguments in the header."""
+        """Parses a loop or a conditional. The header may declare the arguments of the first region."""
         header = rest.strip().removesuffix("{")
         arguments: list[tuple[str, Type]] = []
         if name == "scf.if":
@@ -170,7 +175,7 @@ class _Parser:
 
 
 def _results(text: str) -> list[str]:
-    """Returns the names by which operands refer to the results `%a, %b:2`: %a, %b#0, %b#1."""
+    """Returns the names of results in operands: %a, %b#0 and %b#1 for `%a, %b:2`."""
     names = []
     for name, count in _RESULT.findall(text):
         names += [f"{name}#{i}" for i in range(int(count))] if count else [name]
@@ -178,7 +183,7 @@ def _results(text: str) -> list[str]:
 
 
 def _split_signature(text: str) -> tuple[str, str]:
-    """Splits off the types behind the last colon that is not inside braces."""
+    """Splits off the types after the last colon that is not inside braces."""
     values, colon, signature = text.rpartition(" : ")
     if not colon or "}" in signature or "]" in signature:
         return text, ""

@@ -11,7 +11,7 @@ LLVM_NAMES = {
     "f64": "double",
     "f32": "float",
     "f16": "half",
-    "bf16": "i16",  # LLVM's own conversions of bfloat call library functions or flush subnormals
+    "bf16": "i16",  # LLVM's conversions of bfloat call library functions or flush subnormals
     "i64": "i64",
     "i32": "i32",
     "i16": "i16",
@@ -21,23 +21,23 @@ LLVM_NAMES = {
 }
 BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "i1": 1, "index": 8}
 BITS = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1, "index": 64, "bf16": 16}
-"""Bits of the types that LLVM sees as integers."""
+"""Bits of the types that are integers in LLVM."""
 
 FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
 HALVES = frozenset({"f16", "bf16"})
-"""Types whose arithmetic runs in fp32 and is rounded after each operation."""
+"""Types that are computed in fp32 and rounded after each operation."""
 
 
 class Type(NamedTuple):
-    """Type of a value.
+    """The type of a value.
 
-    A tensor is held in chunks, LLVM vectors of `lanes` lanes each, in row-major order: flat element i is lane
-    i % lanes of chunk i // lanes. As Triton's dimensions are powers of two, chunks are always full.
+    A tensor is stored in chunks, LLVM vectors of `lanes` lanes each, in row-major order: flat element i is lane
+    i % lanes of chunk i // lanes. Dimensions are powers of two in Triton, so chunks are always full.
 
     Attributes:
-        element: Element type, a key of `LLVM_NAMES`. For pointers, the type pointed to.
+        element: Element type, a key of `LLVM_NAMES`. For pointers, the type that they point to.
         shape: Dimensions, or None for a scalar.
-        max_lanes: Lanes of the widest vector that the target uses.
+        max_lanes: Maximum number of lanes of a chunk.
         pointer: Whether elements are pointers.
     """
 
@@ -48,16 +48,17 @@ class Type(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return 1 if self.shape is None else math.prod(self.shape)
 
     @property
     def lanes(self) -> int:
-        """Lanes of a chunk."""
+        """The number of lanes of a chunk."""
         return min(self.max_lanes, self.size)
 
     @property
     def chunks(self) -> int:
+        """The number of chunks."""
         return self.size // self.lanes
 
     @property
@@ -66,7 +67,7 @@ class Type(NamedTuple):
 
     @property
     def llvm(self) -> str:
-        """LLVM type of a chunk; of pointer tensors, that of their offsets is kept with the value instead."""
+        """The LLVM type of a chunk. For tensors of pointers, see `Value.chunk_type` instead."""
         return llvm_type(self.element, None if self.shape is None else self.lanes)
 
     def with_element(self, element: str) -> "Type":

@@ -1,4 +1,4 @@
-"""Values of the program being translated, and rearranging their elements."""
+"""Values of the kernel that is translated, and rearrangement of their elements."""
 
 import dataclasses
 import functools
@@ -17,18 +17,18 @@ First = Callable[[], str]
 
 @dataclasses.dataclass
 class Value:
-    """A scalar or tensor as LLVM operands.
+    """A scalar or tensor, as LLVM operands.
 
-    A tensor of pointers is a scalar pointer and a tensor of offsets in elements, so that no vector of pointers ever
-    exists: LLVM addresses gathers by base and index, and shuffles of pointers are avoided (LLVM 22.1 miscompiles some
-    for AVX-512).
+    A tensor of pointers is represented by a scalar pointer and a tensor of offsets in elements. So LLVM addresses
+    gathers by base and index, and pointers are never shuffled (LLVM 22.1 miscompiles some shuffles for AVX-512).
 
     Attributes:
-        chunks: One operand per chunk; a single one for scalars. Of a tensor of pointers, its offsets.
-        steps: For each chunk of integers or offsets, the difference of neighboring lanes where it is known.
-        firsts: By chunk, a function that computes lane 0 by scalar instructions, where that is possible. Addresses are
-            found that way, which is faster, and avoids a bug of LLVM 22.1 for AVX-512 that takes the wrong lane.
-        base: The scalar pointer that `chunks` are offsets to; None for anything but tensors of pointers.
+        chunks: One operand per chunk, or a single one for scalars. For tensors of pointers, the offsets.
+        steps: For each chunk of integers or offsets, the difference of consecutive lanes if it is known, else None.
+        base: The scalar pointer that the offsets are relative to; None for all other values.
+        offset: The element type of the offsets.
+        firsts: For some chunks, a function that computes lane 0 by scalar instructions. Addresses are computed this
+            way. It is faster, and avoids a bug of LLVM 22.1 for AVX-512 that takes the wrong lane.
     """
 
     type: Type
@@ -44,24 +44,24 @@ class Value:
 
     @property
     def chunk_element(self) -> str:
-        """Element type of the chunks."""
+        """The element type of the chunks."""
         return self.offset if self.base is not None else self.type.element
 
     @property
     def chunk_type(self) -> str:
-        """LLVM type of the chunks."""
+        """The LLVM type of the chunks."""
         if self.type.pointer and self.base is None:
             return "ptr"
         return llvm_type(self.chunk_element, None if self.type.shape is None else self.type.lanes)
 
 
 def value_of(code: Code, type: Type, chunks: list[str]) -> Value:
-    """Makes a value, and finds its steps."""
+    """Returns a value with these chunks, and computes its steps."""
     return Value(type, chunks, [step_of(code, chunk) for chunk in chunks])
 
 
 def step_of(code: Code, chunk: str) -> int | None:
-    """Returns the difference of neighboring lanes of a constant; None if it is not the same for all."""
+    """Returns the difference of consecutive lanes of a constant, or None if it is not the same for all lanes."""
     known = code.known(chunk)
     if known is None:
         return None
@@ -72,7 +72,7 @@ def step_of(code: Code, chunk: str) -> int | None:
 
 
 def rearrange(code: Code, value: Value, type: Type, index: Index) -> Value:
-    """Returns the tensor of a given type whose flat element i is flat element index[i] of `value`."""
+    """Returns a tensor of a type whose flat element i is the flat element index[i] of ``value``."""
     source_lanes, lanes = value.type.lanes, type.lanes
     sources, positions = np.divmod(index.reshape(-1, lanes), source_lanes)
     result = Value(type, [], [], value.base, value.offset)
@@ -99,14 +99,14 @@ def rearrange(code: Code, value: Value, type: Type, index: Index) -> Value:
 
 
 def _lane(code: Code, value: Value, chunk: int, lane: int) -> str:
-    """Returns a lane of a chunk, as a scalar."""
+    """Returns a lane of a chunk as a scalar."""
     if lane == 0:
         return value.first(code, chunk)
     return code.extract(value.chunk_type, value.chunks[chunk], lane)
 
 
 def _combine(code: Code, value: Value, used: list[int], sources: list[int], positions: list[int]) -> str:
-    """Returns a chunk with lane `positions[i]` of chunk `sources[i]` in lane i, by shuffles of two chunks at a time."""
+    """Returns a chunk whose lane i is lane `positions[i]` of chunk `sources[i]`, by shuffles of two chunks each."""
     known = [code.known(value.chunks[source]) for source in used]
     if all(values is not None for values in known):
         table = dict(zip(used, known))
@@ -119,7 +119,7 @@ def _combine(code: Code, value: Value, used: list[int], sources: list[int], posi
     mask = [p + (width if s != used[0] else 0) if s in used[:2] else 0 for s, p in zip(sources, positions)]
     result = code.shuffle(vector, first, second, mask)
     for source in used[2:]:
-        # Widen or narrow the next chunk to the result's width, then take its lanes from it.
+        # Widen or narrow the next chunk to the width of the result, then blend its lanes into the result.
         part = code.shuffle(
             vector, value.chunks[source], "poison", [p if s == source else 0 for s, p in zip(sources, positions)]
         )
@@ -129,7 +129,7 @@ def _combine(code: Code, value: Value, used: list[int], sources: list[int], posi
 
 
 def _rearranged_step(code: Code, value: Value, source: int, chunk: str, positions: list[int]) -> int | None:
-    """Returns the step of a chunk whose lanes come from one source at the given positions."""
+    """Returns the step of a chunk whose lanes are the lanes ``positions`` of one source chunk."""
     if (step := step_of(code, chunk)) is not None:
         return step
     if len(positions) < 2:
@@ -142,17 +142,17 @@ def _rearranged_step(code: Code, value: Value, source: int, chunk: str, position
 
 
 def store_to_stack(code: Code, value: Value) -> str:
-    """Writes a tensor to a stack array, row-major."""
+    """Stores a tensor in an array on the stack, row-major. Returns its address."""
     element = llvm_type(value.chunk_element, None)
     stack = code.allocate(element, value.type.size)
     for k, chunk in enumerate(value.chunks):
-        place = code.pure(f"getelementptr {element}, ptr {stack}, i64 {k * value.type.lanes}")
-        code.effect(f"store {value.chunk_type} {chunk}, ptr {place}, align {BYTES[value.chunk_element]}")
+        address = code.pure(f"getelementptr {element}, ptr {stack}, i64 {k * value.type.lanes}")
+        code.effect(f"store {value.chunk_type} {chunk}, ptr {address}, align {BYTES[value.chunk_element]}")
     return stack
 
 
 def _gather_from_stack(code: Code, value: Value, stack: str, index: Index) -> str:
     element, lanes = llvm_type(value.chunk_element, None), len(index)
     offsets = code.integers("i32", index.tolist())
-    places = code.pure(f"getelementptr {element}, ptr {stack}, <{lanes} x i32> {offsets}")
-    return code.result(code.masked("gather", value.chunk_element, lanes, places, None))
+    addresses = code.pure(f"getelementptr {element}, ptr {stack}, <{lanes} x i32> {offsets}")
+    return code.result(code.masked("gather", value.chunk_element, lanes, addresses, None))

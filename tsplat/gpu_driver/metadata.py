@@ -1,4 +1,4 @@
-"""Reads the needs of the launches of a kernel, from the metadata that Triton's own launcher reads."""
+"""Launch metadata of compiled kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from .library import DriverError
 
 MAX_TENSOR_MEMORY = 512
-"""Columns of tensor memory, as Triton checks them."""
+"""Maximum columns of tensor memory, the limit that Triton checks."""
 
 
 def name_of(target: GPUTarget) -> str:
@@ -20,45 +20,51 @@ def name_of(target: GPUTarget) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Needs:
-    """Holds what the launches of a kernel need, from the metadata that Triton's own launcher reads."""
+class LaunchMetadata:
+    """The metadata of a compiled kernel that its launches use.
+
+    Attributes:
+        name: Name of the kernel.
+        target: Name of the target, for messages.
+        threads: Threads per program.
+        shared_bytes: Bytes of shared memory per program.
+        cluster: Programs per cluster.
+        cooperative: Whether launches are cooperative.
+        overlaps: Whether launches are programmatic dependent launches, which may start before the previous one ends.
+        scratch: Bytes of scratch memory per program, and their alignment.
+        profile: Bytes of the profiler's scratch memory per program, and their alignment.
+    """
 
     name: str
     target: str
-    """In words, for messages."""
     threads: int
-    """Of a program."""
     shared_bytes: int
     cluster: int
-    """Programs of a cluster."""
     cooperative: bool
     overlaps: bool
-    """Programmatic dependent launch: it may start before the launch in front of it has ended."""
     scratch: tuple[int, int]
-    """Bytes for each program, and their alignment."""
     profile: tuple[int, int]
-    """The same of a profiler."""
 
     @classmethod
-    def of(cls, metadata: Any) -> Needs:
+    def of(cls, metadata: Any) -> LaunchMetadata:
         """Reads Triton's metadata of a compiled kernel.
 
         Raises:
-            DriverError: The kernel needs something that is not implemented here.
+            DriverError: The kernel uses a feature that is not implemented.
         """
         target, arch = metadata.target, name_of(metadata.target)
         name, get = metadata.name, metadata._asdict().get
         n_programs, dims = get("num_ctas") or 1, get("cluster_dims")  # the latter up to Triton 3.5
-        refused = {
+        unsupported = {
             f"clusters of {dims} programs": dims and tuple(dims) != (n_programs, 1, 1),
             "tensor descriptors as arguments": get("tensordesc_meta"),
             "the memory sanitizer GSan": "gsan" in (get("instrumentation_mode") or ""),
             f"{get('tmem_size')} columns of tensor memory": (get("tmem_size") or 0) > MAX_TENSOR_MEMORY,
         }
-        for what, is_needed in refused.items():
-            if is_needed:
-                raise DriverError(f"{name}: Triton {triton.__version__} compiled it for {arch} with {what}, which "
-                                  "cannot be launched; turn it off, or use another backend")  # fmt: skip
+        for feature, is_used in unsupported.items():
+            if is_used:
+                raise DriverError(f"{name}: Triton {triton.__version__} compiled it for {arch} with {feature}, which "
+                                  "is not supported; turn it off, or use another backend")  # fmt: skip
         return cls(
             name=name, target=arch, threads=metadata.num_warps * (get("warp_size") or target.warp_size),
             shared_bytes=metadata.shared, cluster=n_programs, cooperative=bool(get("launch_cooperative_grid")),
