@@ -98,7 +98,7 @@ def test_options_for_gpus_are_ignored():
         ((torch.zeros(1), 1), {"color": 2}, "no parameter or option 'color'"),
         (("text", 1), {}, "arguments of type str are not supported"),
         ((torch.zeros(1, dtype=torch.complex64), 1), {}, "tensors of torch.complex64 are"),
-        ((torch.zeros(1, device="meta"), 1), {}, "expected tensors on the CPU, found one on meta"),
+        ((torch.zeros(1, device="meta"), 1), {}, "expected tensors on the CPU, found a tensor on meta"),
     ],
 )
 def test_invalid_arguments(args, kwargs, message):
