@@ -1,4 +1,4 @@
-"""Finds tensors that have a row for every Gaussian of all ranks."""
+"""Detects tensors that have a row for every Gaussian of all ranks."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -8,9 +8,9 @@ VIEWS = (torch.ops.aten.view.dtype, torch.ops.aten.view.default, torch.ops.aten.
 
 
 class RowLimit(TorchDispatchMode):
-    """Raises if an operation inside the block returns a tensor one of whose dimensions is at least `n`.
+    """Raises an error if an operation in the block returns a tensor with a dimension of at least `n`.
 
-    Tensors of bytes, such as files and states of generators, and views of them do not count.
+    Byte tensors, such as files and generator states, and views of them are ignored.
     """
 
     def __init__(self, n):
@@ -29,5 +29,5 @@ def _check(self, function, types, args=(), kwargs=None):
     return found
 
 
-# A method of the class would be wrapped for torch.compile, which takes half of the time of a run.
+# PyTorch would wrap a method of the class for torch.compile, which takes half of the time of a run.
 RowLimit.__torch_dispatch__ = _check

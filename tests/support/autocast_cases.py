@@ -1,4 +1,4 @@
-"""A small call of every public function that computes, for comparisons with autocast; and the other public names."""
+"""Small calls of all public functions that compute, for comparison with autocast; and the remaining public names."""
 
 import dataclasses
 import functools
@@ -36,11 +36,12 @@ PLAIN = set()
 """Names of cases without inputs."""
 
 CASES = {}
-"""Name of a public function -> makes a call of it: the function, its arguments, and names that have no gradient."""
+"""Name of a public function -> function that returns a call: the function, its arguments, and names without
+gradient."""
 
 
 def case(*names):
-    """Registers a function of a backend that returns a call, under public names."""
+    """Registers a function that returns a call for a backend, under public names."""
 
     def register(make):
         for name in names:
@@ -52,13 +53,13 @@ def case(*names):
 
 
 def plain_case(name, run):
-    """Registers a function without arguments, nothing of which is differentiated."""
+    """Registers a function without arguments and without gradients."""
     case(name)(lambda _backend: (run, {}, ()))
     PLAIN.add(name)
 
 
 def differentiable_case(name, function, arguments, fixed=()):
-    """Registers a call that takes no backend, with a function that makes its arguments."""
+    """Registers a call without a backend; `arguments` is a function that returns its arguments."""
     case(name)(lambda _backend: (function, arguments(), fixed))
 
 
@@ -73,14 +74,14 @@ def scene(**structure):
 
 @functools.cache
 def taken_by(function, **structure):
-    """A scene without the arguments that a function does not take."""
+    """Returns the arguments of a scene that a function takes."""
     names = inspect.signature(function).parameters
     return {name: value for name, value in scene(**structure).items() if name in names}
 
 
 @functools.cache
 def projected(surfels=False):
-    """Projected Gaussians and their lists, as compositing functions take them."""
+    """Returns projected Gaussians and their tile lists for compositing functions."""
     given = {name: scene()[name] for name in ("means", "quats", "scales", "viewmats", "Ks")}
     size = dict(width=SIZE[0], height=SIZE[1])
     if surfels:
@@ -314,7 +315,7 @@ for name, change in {
 
 
 def _refined(strategy, steps, gradients=None):
-    """Steps of a strategy, all of which refine."""
+    """Runs steps of a strategy that all refine."""
 
     def change(params, optimizers, state):
         state.clear()
@@ -368,7 +369,7 @@ def camera():
 
 
 def of_model(function, **options):
-    """A function of the tensors of a model."""
+    """Returns a function of the tensors of a model."""
 
     def run(**tensors):
         return function(tsplat.scene.Gaussians(**tensors), **options)
@@ -442,7 +443,7 @@ def _written(name, folder):
 
 
 def _read(name, folder):
-    """Reads what the first call, without autocast, writes."""
+    """Reads a file that the first call, without autocast, writes."""
     path = folder / f"model.{FORMATS[name]}"
     if not path.exists():
         getattr(tsplat.scene, name)(path, model())
@@ -455,7 +456,7 @@ READERS = {
 }  # fmt: skip
 
 FOLDER_CASES = {}
-"""Name -> function of an empty folder."""
+"""Name -> function that takes an empty folder."""
 for name in FORMATS:
     FOLDER_CASES[f"tsplat.scene.{name}"] = functools.partial(_written, name)
     FOLDER_CASES[f"tsplat.scene.{READERS[name]}"] = functools.partial(_read, name)

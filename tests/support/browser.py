@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over the DevTools protocol."""
+"""Drives a headless Chromium over the DevTools protocol."""
 
 import asyncio
 import base64
@@ -24,11 +24,11 @@ FLAGS = (
 
 
 class NotAttachedError(Exception):
-    """The page is being replaced by another."""
+    """The page is being replaced by another page."""
 
 
 class Page:
-    """A page of a browser: errors on its console and exceptions of its scripts, and the addresses that it asked for."""
+    """A browser page, with the errors on its console, the exceptions of its scripts, and the addresses it requested."""
 
     def __init__(self, socket, loop):
         self._socket, self._loop, self._calls = socket, loop, 0
@@ -52,12 +52,12 @@ class Page:
         return np.array(Image.open(io.BytesIO(png)).convert("RGB"))
 
     def wait_for(self, condition, seconds=120):
-        """Waits until a condition on the screenshot holds; returns whether it does."""
+        """Waits until a condition on the screenshot holds; returns False after a timeout."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if condition(self.screenshot()):
                 return True
-            time.sleep(2)  # screenshots take a core from the page
+            time.sleep(2)  # screenshots use CPU time that the page needs
         return False
 
     async def _call(self, method, parameters):
@@ -84,7 +84,8 @@ PHONE = (
 
 
 def is_error(message):
-    """Whether an event is an error on the console or, after `Log.enable`, one of the browser, as of a missing file."""
+    """Returns whether an event is an error on the console or, after `Log.enable`, a browser error such as a missing
+    file."""
     method, parameters = message.get("method"), message.get("params")
     if method == "Log.entryAdded":
         return parameters["entry"]["level"] == "error"
@@ -95,7 +96,7 @@ def is_error(message):
 
 @contextlib.contextmanager
 def open_page(url, width=800, height=600, phone=False):
-    """Opens a page in a browser of its own, as on a phone if asked for."""
+    """Opens a page in a new browser, which emulates a phone if `phone` is set."""
     import websockets
 
     with contextlib.ExitStack() as stack:

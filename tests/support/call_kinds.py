@@ -1,4 +1,4 @@
-"""Random kinds of rendering calls, and all that a caller sees of a call."""
+"""Random kinds of rendering calls, and the results of a call that are visible to the caller."""
 
 import dataclasses
 import random
@@ -15,19 +15,19 @@ STAGES = {
     rasterization: rasterization.__wrapped__.__wrapped__,
     rasterization_2dgs: rasterization_2dgs.__wrapped__.__wrapped__,
 }
-"""The functions that run the stages, by those that replay them."""
+"""Function that replays calls -> function that runs the stages."""
 
 GEOMETRY = ("means", "quats", "scales", "covars")
 
 
 @dataclasses.dataclass
 class CallKind:
-    """A rendering function, the tensors and options of a call, and what is done with its result.
+    """A rendering function, the tensors and options of a call, and the use of its results.
 
     Attributes:
-        weights_seed: Of random weights of images in the loss.
-        used: Which images the loss has, by number modulo the length.
-        centers: Whether the loss has what projection returns as well.
+        weights_seed: Random seed of the weights of images in the loss.
+        used: Whether the loss contains an image, by the index of the image modulo the length.
+        centers: Whether the loss also contains results of projection.
         twice: Whether the backward pass runs twice.
         enabled: Whether gradients are recorded.
     """
@@ -42,7 +42,7 @@ class CallKind:
     enabled: bool
 
     def moved(self, factor: float, grown: float = 1.0) -> "CallKind":
-        """Returns a call of the same kind, of other Gaussians, which may be larger."""
+        """Returns a call of the same kind with other Gaussians, which may be larger."""
         factors = {name: factor for name in GEOMETRY} | {"scales": factor * grown, "covars": factor * grown**2}
         tensors = {n: t.detach() * factors[n] if n in factors else t.detach() for n, t in self.tensors.items()}
         own = {n: _laid_out(t, self.tensors[n]) for n, t in tensors.items()}
@@ -98,7 +98,7 @@ class Begun:
 
 
 def random_kind(seed: int) -> CallKind:
-    """Returns a kind of call and its tensors."""
+    """Returns a random kind of call and its tensors."""
     r = random.Random(seed)
     surfels = r.random() < 0.25
     sh_degree = r.choice([None, None, 0, 1, 3])
@@ -167,7 +167,8 @@ def random_kind(seed: int) -> CallKind:
 
 
 def _at_offset(tensor: Tensor, offset: int, *, swapped: bool) -> Tensor:
-    """Returns values at an offset, in elements, in their storage; with the last two axes swapped in memory."""
+    """Copies values to an offset in their storage, in elements; if `swapped`, with the last two axes swapped in
+    memory."""
     source = tensor.mT if swapped else tensor
     storage = torch.empty(source.numel() + offset, dtype=tensor.dtype)
     own = storage[offset:].view(source.shape)
@@ -176,16 +177,16 @@ def _at_offset(tensor: Tensor, offset: int, *, swapped: bool) -> Tensor:
 
 
 def _laid_out(values: Tensor, like: Tensor) -> Tensor:
-    """Returns a leaf with the values, and the offset and strides of another tensor."""
+    """Returns a leaf tensor with the given values, and the offset and strides of another tensor."""
     offset = like.storage_offset()
     swapped = not like.is_contiguous()
     return _at_offset(values, offset, swapped=swapped).requires_grad_(like.requires_grad)
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Returns the names of what is not bit-exact, or is in one of two outcomes only.
+    """Returns the names of results whose bits differ, or that exist in only one of two outcomes.
 
-    Where no image that is used depends on a tensor, a gradient of zeros is one of None.
+    If no used image depends on a tensor, zero gradients and None are equal.
     """
     names = [name for name in expected if not _equal(found.get(name), expected[name])]
     return names + [name for name in found if name not in expected]

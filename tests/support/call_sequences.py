@@ -1,6 +1,6 @@
-"""Random sequences of what one process may do with tsplat, and what each of it gives in a process of its own.
+"""Random sequences of actions with tsplat in one process, compared with the same actions in fresh processes.
 
-The reference is a fresh process: a fork of one that has imported modules, and called nothing.
+A fresh process is a fork of a process that has imported modules but not called anything.
 """
 
 import concurrent.futures
@@ -35,11 +35,11 @@ from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import Config, Trainer
 
 PACKAGE = str(Path(tsplat.__file__).parent)
-ROOM = 60_000
+CAPACITY = 60_000
 """Capacity of compiled calls."""
 
 Outcome = dict[str, str]
-"""By name, what identifies a result by its bits."""
+"""Name of a result -> text that identifies its bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Rendering:
     """A call of a random kind, forward and backward.
 
     Attributes:
-        seed: Of the kind.
-        factor, grown: By how much Gaussians differ from those of the kind.
-        mode: "plain", "inference", "autocast", "capacity" (which is too small), "invalid" (an argument is), "graphed"
-            or "compiled".
+        seed: Random seed of the kind.
+        factor, grown: Changes of the Gaussians of the kind.
+        mode: "plain", "inference", "autocast", "capacity" (too small), "invalid" (an argument is invalid), "graphed" or
+            "compiled".
     """
 
     seed: int
@@ -63,8 +63,8 @@ class Rendering:
         if (self.factor, self.grown) != (1.0, 1.0):
             kind = kind.moved(self.factor, self.grown)
         if self.mode == "compiled":
-            # Its `meta` has fewer values, none of which is differentiable.
-            options = kind.options | {"packed": False, "capacity": ROOM, "absgrad": False}
+            # The `meta` of compiled calls has fewer values, none of which is differentiable.
+            options = kind.options | {"packed": False, "capacity": CAPACITY, "absgrad": False}
             options |= {"return_normals": False} if "return_normals" in options else {}
             tensors = {name: tensor for name, tensor in kind.tensors.items() if name != "extra_signals"}
             kind = dataclasses.replace(kind, tensors=tensors, options=options, centers=False, twice=False)
@@ -88,17 +88,17 @@ class Rendering:
             return kind.begin(function)
 
     def outcome(self) -> Outcome:
-        """Runs it in this process."""
+        """Runs the call in this process."""
         return outcome(lambda: self.begin().finish())
 
     def fresh(self) -> Outcome:
-        """Runs it in this process, without graphs."""
+        """Runs the call in this process without graphs."""
         return self.outcome()
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training run of a few Gaussians, up to a step."""
+    """A training run with a few Gaussians, up to a step."""
 
     name: str
     steps: int
@@ -127,7 +127,7 @@ Work = Rendering | Training
 
 
 def outcome(function: Callable[[], dict[str, Any]]) -> Outcome:
-    """Returns what identifies the results of a function, or its error."""
+    """Runs a function, and returns an outcome that identifies its results or its error."""
     try:
         return {name: identity(value) for name, value in function().items()}
     except Exception as error:
@@ -135,9 +135,9 @@ def outcome(function: Callable[[], dict[str, Any]]) -> Outcome:
 
 
 def identity(value: Any) -> str:
-    """Identifies a value by its bits, but for the sign of zeros and the bits of NaN.
+    """Identifies a value by its bits, ignoring the sign of zeros and the bits of NaN.
 
-    Zeros are as good as None: where no image that is used depends on a tensor, its gradient may be either.
+    Zeros and None are equal: if no used image depends on a tensor, its gradient may be either.
     """
     if not isinstance(value, Tensor):
         return repr(value)
@@ -150,20 +150,20 @@ def identity(value: Any) -> str:
     return f"{list(value.shape)} {value.dtype} {hashlib.sha1(array.tobytes()).hexdigest()}"
 
 
-# --- what a process does
+# --- actions of a process
 
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """Something that a process does.
+    """An action of a process.
 
     Attributes:
-        name: Of a method of :class:`Process`.
-        rendering: What it renders.
-        others: What is rendered at the same time in other threads.
-        number: The slot of a call that waits for its backward pass, the call of a Python function that is interrupted,
-            the number of kinds, or of steps.
-        text: Where or how.
+        name: Name of a method of :class:`Process`.
+        rendering: The call that the action renders.
+        others: Calls that other threads render at the same time.
+        number: Depending on the action: the slot of a call that waits for its backward pass, the index of the function
+            call that is interrupted, or a number of kinds or steps.
+        text: Further details of the action.
     """
 
     name: str
@@ -240,7 +240,7 @@ class Process:
         replay_cache.ENTRIES_MAX = action.number
 
     def collect(self, action: Action) -> None:
-        """Frees memory, and fills some of it with other values."""
+        """Frees memory, and overwrites some of it."""
         gc.collect()
         for size in (64, 1000, 4096, 60_000):
             for _ in range(4):
@@ -271,9 +271,9 @@ class Process:
 
 @contextlib.contextmanager
 def raising(error: BaseException, n: int) -> Iterator[None]:
-    """Raises an error at the n-th call of a Python function of tsplat inside.
+    """Raises an error at the n-th call of a Python function of tsplat in the block.
 
-    Not in generators, where what follows a `yield` would be left out, nor at ends of context managers.
+    Generators and exits of context managers are excluded, because code after a `yield` would be skipped.
     """
     count = 0
 
@@ -283,7 +283,7 @@ def raising(error: BaseException, n: int) -> Iterator[None]:
         if event != "call" or not code.co_filename.startswith(PACKAGE) or code.co_flags & inspect.CO_GENERATOR:
             return
         if code.co_name == "__exit__" or ("triton_cpu" in code.co_filename and "launch" not in code.co_name):
-            return  # compiling a kernel calls thousands of functions, and would have nearly all interrupts
+            return  # compiling a kernel calls thousands of functions, which would get nearly all interrupts
         count += 1
         if count == n:
             sys.setprofile(None)
@@ -300,13 +300,13 @@ def raising(error: BaseException, n: int) -> Iterator[None]:
 
 
 KINDS = 40
-"""Kinds of calls that sequences are made of. For each, kernels are compiled once on a machine."""
+"""Number of kinds of calls in sequences. The kernels of each are compiled once per machine."""
 
 MODES = ("plain",) * 8 + ("inference", "autocast", "capacity", "invalid")
 
 
 def random_sequence(seed: int, *, compiled: bool = False) -> list[Action]:
-    """Returns what a process does. Most calls are of few kinds, so that they are replayed."""
+    """Returns random actions of a process. Most calls are of a few kinds, so that they are replayed."""
     r = random.Random(seed)
     seeds = [r.randrange(KINDS) for _ in range(r.choice([1, 2, 2, 3]))]
     factors, grown = (1.0, 1.0, 1.01, 0.97), (1.0,) * 5 + (2.5,)
@@ -332,7 +332,7 @@ def random_sequence(seed: int, *, compiled: bool = False) -> list[Action]:
         elif name == "together":
             actions.append(Action(name, others=tuple(rendering() for _ in range(3))))
         elif name == "interrupt":
-            # The first call of a kind calls thousands of functions, one that is replayed dozens.
+            # The first call of a kind calls thousands of functions, a replayed one dozens.
             n = r.choice([r.randrange(1, 40), r.randrange(1, 400), r.randrange(1, 2000)])
             actions.append(Action(name, rendering(), number=n, text=r.choice(["interrupt", "memory"])))
         elif name == "train":
@@ -349,7 +349,7 @@ def random_sequence(seed: int, *, compiled: bool = False) -> list[Action]:
 
 
 def perform(actions: list[Action]) -> list[tuple[Work, Outcome]]:
-    """Does something in this process, and returns what came of it."""
+    """Performs actions in this process, and returns their outcomes."""
     process = Process()
     for action in actions:
         process.do(action)
@@ -357,7 +357,7 @@ def perform(actions: list[Action]) -> list[tuple[Work, Outcome]]:
 
 
 def in_fork(function: Callable[[], Any], seconds: int = 300) -> Any:
-    """Returns the result of a function that runs in a fork of this process."""
+    """Runs a function in a fork of this process, and returns its result."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -365,7 +365,8 @@ def in_fork(function: Callable[[], Any], seconds: int = 300) -> Any:
         try:
             os.close(reading)
             signal.alarm(seconds)
-            # PyTorch replaces the parent's pool of threads here. Threads that do so at the same time raise an error.
+            # PyTorch replaces the parent's thread pool here. If several threads did this at once, it would raise an
+            # error.
             torch.set_num_threads(torch.get_num_threads())
             try:
                 found: Any = function()
@@ -384,7 +385,7 @@ def in_fork(function: Callable[[], Any], seconds: int = 300) -> Any:
 
 
 def prepare() -> None:
-    """Sets up a process that has called nothing, and whose forks are fresh.
+    """Prepares a process whose forks are fresh processes.
 
     It imports the modules that calls import, and computes Triton's hashes of kernels, so that forks need not.
     """
@@ -400,7 +401,7 @@ def prepare() -> None:
 
 
 def _modules_of_calls() -> list[str]:
-    """Makes calls, and returns the names of all modules that are imported then."""
+    """Makes calls, and returns the names of all modules that are imported afterwards."""
     for seed in (1, 2, 97):
         for _ in range(3):
             Rendering(seed).outcome()
@@ -410,13 +411,13 @@ def _modules_of_calls() -> list[str]:
 
 @functools.cache
 def fresh_outcome(of: Work) -> Outcome:
-    """Returns what a fresh process gives."""
+    """Returns the outcome in a fresh process."""
     found: Outcome = in_fork(of.fresh)
     return found
 
 
 def differences(actions: list[Action]) -> list[str]:
-    """Does something in a fork, and returns what differs from fresh processes."""
+    """Performs actions in a fork, and returns the differences from fresh processes."""
     results = in_fork(functools.partial(perform, actions))
     if isinstance(results, dict):
         return [results["error"]]
@@ -433,7 +434,7 @@ def differences(actions: list[Action]) -> list[str]:
 
 
 def simplified(actions: list[Action]) -> list[Action]:
-    """Leaves out actions while something still differs."""
+    """Removes actions as long as there are still differences."""
     i = 0
     while i < len(actions):
         fewer = actions[:i] + actions[i + 1 :]

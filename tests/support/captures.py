@@ -1,4 +1,4 @@
-"""Captures on disk: COLMAP models in text, ``transforms.json``, and photographs of a textured corner of a room."""
+"""Writes captures: COLMAP text models, ``transforms.json``, and photographs of a textured corner of a room."""
 
 import dataclasses
 import json
@@ -21,14 +21,14 @@ PHOTO_EYES = [(1.9 + 0.25 * i, -1.6 - 0.1 * (i % 2), 3.4 - 0.3 * i) for i in ran
 
 
 def sample_views():
-    """Nine views of the procedural scene, 40 x 30 pixels, named as PNG files and sorted by name."""
+    """Returns nine views of the procedural scene, 40 x 30 pixels, named like PNG files and sorted by name."""
     capture = procedural_capture(40, 30, n_train=7, n_test=2, n_points=40, supersampling=1)
     views = (changed(view, name=f"{view.name}.png") for view in (*capture.train, *capture.test))
     return sorted(views, key=lambda view: view.name)
 
 
 def changed(view, **values):
-    """The view with other values of its camera."""
+    """Returns the view with changed values of its camera."""
     return dataclasses.replace(view, camera=dataclasses.replace(view.camera, **values))
 
 
@@ -39,10 +39,10 @@ def project(points, viewmat, K):
 
 
 def write_colmap(folder, views, points, camera=None, colors=None):
-    """Writes a COLMAP scene of views and their images. Every view observes every one of the points [P, 3], which are
-    black unless they have colors [P, 3].
+    """Writes a COLMAP scene with views and their images. Every view observes all points [P, 3]. Without colors [P, 3],
+    the points are black.
 
-    `camera` is model, size and parameters of all cameras as in cameras.txt; by default PINHOLE with the views' K.
+    `camera` contains model, size and parameters of all cameras as in cameras.txt; by default PINHOLE with the views' K.
     """
     sparse = folder / "sparse" / "0"
     sparse.mkdir(parents=True)
@@ -71,7 +71,8 @@ def write_colmap(folder, views, points, camera=None, colors=None):
 
 
 def write_scene(folder, n=10, camera="1 PINHOLE 43 30 50 52 21 14.5", size=(43, 30), pose=None, points=5):
-    """Writes a COLMAP scene of n cameras on a line along x that look along z, or have the pose `pose`, wxyz as text.
+    """Writes a COLMAP scene with n cameras on a line along x that look along z, or have the rotation `pose`, wxyz as
+    text.
 
     Images are not in the order of their names; pixel (x, y) of image i is (i, x, y).
     """
@@ -92,13 +93,13 @@ def write_scene(folder, n=10, camera="1 PINHOLE 43 30 50 52 21 14.5", size=(43, 
 
 
 def frame(view, **values):
-    """An entry of ``frames`` in ``transforms.json``: camera to world in OpenGL axes."""
+    """Returns an entry of ``frames`` in ``transforms.json``: camera to world in OpenGL axes."""
     pose = torch.linalg.inv(view.camera.viewmat.double()) @ OPENGL_AXES
     return {"file_path": f"images/{view.name}", "transform_matrix": pose.tolist(), **values}
 
 
 def intrinsics_keys(view):
-    """The keys of a pinhole camera in ``transforms.json``."""
+    """Returns the keys of a pinhole camera in ``transforms.json``."""
     fx, fy, cx, cy = (float(view.camera.K[j]) for j in ((0, 0), (1, 1), (0, 2), (1, 2)))
     return {"fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy, "w": view.width, "h": view.height}
 
@@ -128,9 +129,9 @@ def write_photos(folder):
 
 
 def video_of_walls(n=300, cut=160):
-    """Renders a video of the walls of :func:`write_photos`: a hand that shakes, motion blur, a cut before frame `cut`.
+    """Renders a handheld video of the walls of :func:`write_photos`, with motion blur and a cut before frame `cut`.
 
-    Returns n frames [240, 320, 3] uint8, and view matrices [n, 4, 4] in the middle of each exposure.
+    Returns n frames [240, 320, 3] uint8, and the view matrices [n, 4, 4] in the middle of each exposure.
     """
     K, walls = intrinsics(PHOTO_WIDTH, PHOTO_HEIGHT, PHOTO_FOV), _wall_textures()
 
@@ -151,7 +152,7 @@ def video_of_walls(n=300, cut=160):
 
 
 def _wall_textures():
-    """Noise at several scales, one texture per wall. [3, 3, 512, 512]"""
+    """Returns noise at several scales, one texture per wall, [3, 3, 512, 512]."""
     generator = torch.Generator().manual_seed(0)
     layers = [torch.rand(3, 3, size, size, generator=generator) for size in (8, 32, 128)]
     return sum(interpolate(layer, (512, 512), mode="bicubic") for layer in layers) / len(layers)

@@ -1,6 +1,6 @@
 """Random cases for properties of rasterization.
 
-A case is plain data, so that one that failed can be saved as a small file and replayed by the tests.
+A case is plain data, so that failed cases can be saved as small files and replayed by tests.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ BEHIND = -10.0
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A scene's structure and the settings of the call. Properties draw whatever else they need from the seed."""
+    """A scene's structure and the settings of the call. Properties derive everything else from the seed."""
 
     structure: scenes.Structure
     mode: dict[str, Any]
@@ -37,7 +37,7 @@ class Case:
         return Case(scenes.Structure(**structure), values["mode"], values["layout"])
 
     def simpler(self) -> list["Case"]:
-        """Cases with one simplification each."""
+        """Returns cases with one simplification each."""
         s = self.structure
         changes: list[dict[str, Any]] = [
             dict(n=s.n // 2), dict(n=s.n - 1), dict(cameras=1), dict(batch=()), dict(channels=1), dict(sh_degree=None),
@@ -53,7 +53,7 @@ class Case:
 
 
 def draw(seed: int, *, max_n: int = 20, max_pixels: int = 24) -> Case:
-    """Draws a random case, the same for the same seed."""
+    """Draws a random case; the same seed gives the same case."""
     r = random.Random(seed)
     sh_degree = r.choice([None, 0, 1, 2, 3, 4])
     structure = scenes.Structure(
@@ -91,7 +91,7 @@ def draw(seed: int, *, max_n: int = 20, max_pixels: int = 24) -> Case:
 
 
 def _sets(count: int, **options: list[Any]) -> list[dict[str, Any]]:
-    """Draws sets of options, in which all values of an option are about equally frequent."""
+    """Draws sets of options in which all values of an option are about equally frequent."""
     r = random.Random(count)
     columns = {name: (values * count)[:count] for name, values in options.items()}
     for column in columns.values():
@@ -116,14 +116,14 @@ PROJECTION_IN_TESTS = _sets(
     packed=[True, False],
 )
 SHADING_IN_TESTS = _sets(5, sh_degree=[0, 1, 2, 3, 4], spare_bases=[0, 1, 2], per_camera_colors=[True, False])
-"""Options that kernels are compiled for, by stage; the first two for values of `numerics` in turn."""
+"""Sets of options for which kernels are compiled, by stage; the first two cycle through the values of `numerics`."""
 
 
 def draw_for_tests(seed: int) -> Case:
-    """Draws a random case with few sets of those options that kernels are compiled for.
+    """Draws a random case, with few sets of the options for which kernels are compiled.
 
-    Compiling takes most of the tests' time. Each stage has its own sets, and cases combine those of all stages.
-    `make fuzz` draws options for each case.
+    Compiling takes most of the tests' time. Each stage has its own sets, and cases combine the sets of all stages.
+    `make fuzz` draws the options of each case independently.
     """
     case, numerics = draw(seed), seed % 3
     options = SHADING_IN_TESTS[seed % 5] | dict(numerics=NUMERICS[numerics])

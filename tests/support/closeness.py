@@ -1,14 +1,14 @@
-"""Tolerances: the one policy by which all tests compare numbers. Limits change only with a decision record.
+"""Tolerances: the policy by which all tests compare numbers. Limits change only with a decision record.
 
-1. The same code in fp64 against the reference: `assert_exact`, a relative error of 1e-9 of the tensor's largest entry.
-   Where a scene is so ill-conditioned that plain PyTorch in fp32 is off by more than 13 %, that error scaled to fp64
-   counts instead, times four (docs/decisions/0017).
-2. Code in fp32 against the fp64 reference: `assert_fp32`, four times the error of plain PyTorch in fp32, or 64 epsilons
-   of the tensor's largest entry. One plain run can be accurate by luck. A comparison that fails is therefore repeated
-   with the largest error of 32 plain runs with inputs jittered by half an epsilon (docs/decisions/0004).
+1. fp64 results against the reference: `assert_exact` allows an error of 1e-9 of the tensor's largest entry. If a scene
+   is so ill-conditioned that plain PyTorch in fp32 is off by more than 13 %, four times that error, scaled to fp64, is
+   allowed instead (docs/decisions/0017).
+2. fp32 results against the fp64 reference: `assert_fp32` allows four times the error of plain PyTorch in fp32, or 64
+   epsilons of the tensor's largest entry. A single plain run can be accurate by luck. Therefore, a failed comparison is
+   repeated with the largest error of 32 plain runs with inputs jittered by half an epsilon (docs/decisions/0004).
 3. Decisions (visibility, order, whether a Gaussian contributes to a pixel) are discontinuous. The reference takes them
-   from the run under test, which `observe_decisions` reads off from outside; `assert_decisions` then bounds where they
-   may differ from the reference's own.
+   from the run under test, where `observe_decisions` observes them from outside; `assert_decisions` then bounds where
+   they may differ from the reference's own decisions.
 """
 
 from typing import Any
@@ -26,29 +26,29 @@ FP32_RATIO = 4.0
 FP32_EPSILONS = 64.0
 SAMPLES = 32
 DECISION_MARGIN = 2e-5
-"""Relative distance from a threshold within which an fp32 run may decide otherwise: 170 epsilons."""
+"""Relative distance from a threshold within which an fp32 run may decide differently: 170 epsilons."""
 
 PROBE_CHANNELS = (3, 9, 15)
-"""Numbers of channels that `observe_decisions` renders below 16, from where on kernels do not depend on the number."""
+"""Numbers of channels below 16 that `observe_decisions` renders; from 16 on, kernels do not depend on the number."""
 
 LAYOUT = ("packed", "tile_size", "channel_chunk", "absgrad")
-"""Options of `rasterization` that the reference does not have, as they do not change the image."""
+"""Options of `rasterization` that the reference does not have, because they do not change the image."""
 
 
 def assert_exact(name: str, found: Tensor | None, expected: Tensor | None, plain: Tensor | None = None) -> float:
-    """Compares fp64 results, given what plain PyTorch computes in fp32. Returns the largest error over its bound."""
+    """Compares fp64 results, given the fp32 results of plain PyTorch. Returns the largest ratio of error to bound."""
     fp32_to_fp64 = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
     return compare(name, found, expected, max(FP32_RATIO * _error(expected, plain) * fp32_to_fp64, EXACT))
 
 
 def assert_fp32(name: str, found: Tensor | None, expected: Tensor | None, plain: Tensor | None) -> float:
-    """Compares an fp32 result with an fp64 one, given what plain PyTorch computes in fp32."""
+    """Compares an fp32 result with an fp64 result, given the fp32 result of plain PyTorch."""
     bound = max(FP32_RATIO * _error(expected, plain), FP32_EPSILONS * torch.finfo(torch.float32).eps)
     return compare(name, found, expected, bound)
 
 
 def _error(expected: Tensor | None, plain: Tensor | None) -> float:
-    """The error of what plain PyTorch computes in fp32, relative to the largest expected entry."""
+    """Returns the error of plain PyTorch in fp32, relative to the largest expected entry."""
     if expected is None or plain is None or expected.numel() == 0:
         return 0.0
     scale = float(expected.abs().max())
@@ -56,9 +56,9 @@ def _error(expected: Tensor | None, plain: Tensor | None) -> float:
 
 
 def compare(name: str, found: Tensor | None, expected: Tensor | None, relative: float) -> float:
-    """Bounds the error relative to the largest expected entry. Returns the largest error over its bound."""
+    """Bounds the error relative to the largest expected entry. Returns the largest ratio of error to bound."""
     if found is None or expected is None:
-        # A tensor that the image does not depend on has no gradient, or one of zeros.
+        # A tensor that the image does not depend on has no gradient, or zeros.
         given = found if expected is None else expected
         assert given is None or not given.any(), f"{name}: one side has no gradient, the other a nonzero one"
         return 0.0
@@ -78,7 +78,7 @@ def compare(name: str, found: Tensor | None, expected: Tensor | None, relative: 
 
 
 def run(scene: dict[str, Any], seed: int = 0, **settings: Any) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
-    """Images and the gradients of every differentiable input for a random loss on colors and alphas; and `meta`."""
+    """Returns images, the gradients of all differentiable inputs for a random loss on colors and alphas, and `meta`."""
     inputs = leaves(scene)
     colors, alphas, meta = tsplat.rasterization(**inputs, **settings)
     return _with_gradients(inputs, colors, alphas, seed), meta
@@ -87,7 +87,7 @@ def run(scene: dict[str, Any], seed: int = 0, **settings: Any) -> tuple[dict[str
 def run_reference(
     scene: dict[str, Any], seed: int = 0, decisions: reference.Decisions | None = None, **settings: Any
 ) -> tuple[dict[str, Tensor | None], Any]:
-    """The same for the reference, and its whole result. Settings that only concern layout are ignored."""
+    """Returns the same for the reference, and its complete result. Settings that only concern layout are ignored."""
     inputs = leaves(scene)
     settings = {name: value for name, value in settings.items() if name not in (*LAYOUT, "backend")}
     settings["numerics"] = PRESETS[settings.get("numerics", "gsplat-1.5")]
@@ -98,7 +98,7 @@ def run_reference(
 def _with_gradients(inputs: dict[str, Any], colors: Tensor, alphas: Tensor, seed: int) -> dict[str, Tensor | None]:
     wanted = {name: t for name, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad}
     gradients: tuple[Tensor | None, ...] = (None,) * len(wanted)
-    # An image of no Gaussians depends on nothing but its background.
+    # An image without Gaussians depends only on its background.
     images = [
         (image, v) for image, v in zip((colors, alphas), random_like((colors, alphas), seed)) if image.requires_grad
     ]
@@ -133,10 +133,11 @@ def assert_same_bits(one: dict[str, Tensor | None], other: dict[str, Tensor | No
 
 
 def observe_decisions(scene: dict[str, Any], **settings: Any) -> reference.Decisions:
-    """The decisions of a run: rendering each Gaussian in a channel of its own shows its weights."""
+    """Returns the decisions of a run, observed by rendering each Gaussian in a separate channel, which shows its
+    weights."""
     n = scene["means"].shape[-2]
     batch = scene["means"].shape[:-2]
-    # Few numbers of channels, as kernels are compiled for each.
+    # Use few numbers of channels, because kernels are compiled for each.
     channels = next((count for count in PROBE_CHANNELS if count >= n), n)
     one_hot = torch.eye(n, channels).expand(*batch, n, channels).to(scene["means"])
     probe = dict(scene, colors=one_hot, sh_degree=None, backgrounds=None)
@@ -148,7 +149,7 @@ def observe_decisions(scene: dict[str, Any], **settings: Any) -> reference.Decis
 
 
 def assert_run_fp32(scene32: dict[str, Any], seed: int = 0, **settings: Any) -> float:
-    """Compares a run in fp32 with the fp64 reference that takes the run's own decisions."""
+    """Compares a run in fp32 with the fp64 reference that uses the run's decisions."""
     decisions = observe_decisions(scene32, **settings)
     found, _ = run(scene32, seed, **settings)
     truth, _ = run_reference(_double(scene32), seed, decisions, **settings)
@@ -177,7 +178,7 @@ def _single(scene: dict[str, Any]) -> dict[str, Any]:
 
 
 def _furthest(truth: Tensor | None, candidates: list[Tensor | None]) -> Tensor | None:
-    """The candidate with the largest error."""
+    """Returns the candidate with the largest error."""
     known = [c.to(truth.dtype) for c in candidates if c is not None] if truth is not None else []
     return max(known, key=lambda c: float((c - truth).abs().max()) if c.numel() else 0.0) if known else None
 
@@ -195,8 +196,8 @@ def jitter(scene: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def assert_decisions(scene32: dict[str, Any], **settings: Any) -> tuple[int, int]:
-    """Checks that fp32 decisions differ from the reference's only near a threshold; returns at how many pixels, and of
-    all."""
+    """Checks that fp32 decisions differ from the reference's only near thresholds; returns the number of differing
+    pixels and of all pixels."""
     found = observe_decisions(scene32, **settings)
     _, truth = run_reference(_double(scene32), **settings)
     assert found.visible is not None and found.order is not None and found.contributes is not None
@@ -208,7 +209,7 @@ def assert_decisions(scene32: dict[str, Any], **settings: Any) -> tuple[int, int
         same = (found.order == expected.order) | nearest | unsure.any(-1, keepdim=True)
         assert bool(same.all()), "order differs between depths that are not nearly equal"
         return 0, 0
-    # In front-to-back order, the first Gaussian decided otherwise at a pixel must have been near a threshold.
+    # In front-to-back order, the first Gaussian whose decision differs at a pixel must have been near a threshold.
     index = expected.order[..., None, None, :].expand_as(expected.contributes)
     differ = (found.contributes != expected.contributes).gather(-1, index)
     margin = torch.minimum(truth.margins.alpha, truth.margins.stop).gather(-1, index)

@@ -1,11 +1,12 @@
-"""Texts that are damaged at random, for tests of readers."""
+"""Randomly damaged texts for tests of readers."""
 
 import random
 from collections.abc import Iterator
 
 
 def damaged_texts(content: bytes, count: int, inserted: tuple[bytes, ...]) -> Iterator[bytes]:
-    """Yields copies in which bytes are replaced, removed and repeated, and texts inserted. The seeds are 0, 1, ..."""
+    """Yields copies in which bytes are replaced, removed and repeated, and texts are inserted. The seeds are 0, 1,
+    ..."""
     for seed in range(count):
         generator = random.Random(seed)
         damaged = bytearray(content)

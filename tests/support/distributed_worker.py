@@ -1,7 +1,7 @@
-"""The ranks of tests/stages/test_exchange.py: `python -m tests.support.distributed_worker SIZE FOLDER CASES SEED`.
+"""Runs the ranks of tests/stages/test_exchange.py: `python -m tests.support.distributed_worker SIZE FOLDER CASES SEED`.
 
-Starting processes takes long, so all ranks are forked from one process and run all jobs one after the other. Each rank
-writes a log, and its report to another file.
+Starting processes is slow, so all ranks are forked from one process and run all jobs one after the other. Each rank
+writes a log, and a report to another file.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ def split(r: random.Random, n: int, ranks: int) -> list[int]:
 def gradients(
     inputs: dict[str, Any], settings: dict[str, Any], cameras: slice, v: tuple[Tensor, ...]
 ) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
-    """Images and input gradients, given the gradients v of all cameras' images."""
+    """Returns images and input gradients, given the gradients v of all cameras' images."""
     colors, alphas, meta = tsplat.rasterization(**inputs, **settings)
     assert colors.requires_grad
     assert alphas.requires_grad
@@ -91,12 +91,12 @@ def gradients(
 
 
 def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float] | None:
-    """Compares a random case with one process: images bit by bit, gradients to 1e-9 in fp64. Returns figures."""
+    """Compares a random case with a single process: images bit by bit, gradients to 1e-9 in fp64. Returns figures."""
     r = random.Random(seed)
     size = r.choice([2, 3, 4, 4])
     n, n_cameras = r.choice([0, 1, 12, 30, 100]), r.randint(0, 2 * size)
     parts = shards(split(r, n, size), split(r, n_cameras, size))
-    # Ranks exchange the same whatever composites, and kernels have to be compiled.
+    # The exchange does not depend on the backend, and Triton kernels must be compiled.
     backend = r.choice(["triton", *["torch"] * 7])
     case = cases.draw_for_tests(seed) if backend == "triton" else cases.draw(seed)
     structure = dataclasses.replace(case.structure, n=n, cameras=n_cameras, batch=(), per_camera_colors=False)
@@ -116,7 +116,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     if n > 5 and r.random() < 0.3:
         scene["means"][n // 2] = torch.nan
     if n and r.random() < 0.4:
-        # Equal depths, which are composited in order of index.
+        # Gaussians with equal depths are composited in order of their index.
         scene["means"] = scene["means"][[r.randrange(n) for _ in range(n)]]
 
     scene["extra_signals"], n_extra = None, 2
@@ -176,7 +176,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
             continue
         eps = FP32_EPSILONS * torch.finfo(b.dtype if b.dtype.itemsize == 2 else torch.float32).eps
         worst = max(worst, assert_exact(name, a, b) if b.dtype == torch.float64 else compare(name, a, b, eps))
-        # Gradients of cameras are summed rank by rank; all other sums have the order of one process.
+        # Camera gradients are summed rank by rank; all other sums have the order of a single process.
         assert name == "viewmats" or torch.equal(a, b), f"v_{name}: {int((a != b).sum())} entries differ"
         same, compared = same + torch.equal(a, b), compared + 1
     return {"worst": worst, "same": same, "compared": compared}
@@ -185,7 +185,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
 def projected_of_rank(
     meta: dict[str, Any], truth: dict[str, Any], own: Shard, settings: dict[str, Any]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Entries of `meta` on this rank's Gaussians: of this rank, and of one process."""
+    """Returns the entries of `meta` for this rank's Gaussians, from this rank and from a single process."""
     names = ("radii", "means2d", "depths", "conics", "opacities")
     if not settings["packed"]:
         return {name: (meta[name], truth[name][:, own.gaussians]) for name in names}
@@ -197,7 +197,7 @@ def projected_of_rank(
 def gradients_of_means2d(
     meta: dict[str, Any], truth: dict[str, Any], own: Shard, settings: dict[str, Any]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Gradients of projected means, which densification reads: of this rank, and of one process."""
+    """Returns the gradients of projected means, which densification reads, from this rank and from a single process."""
     chosen: Any = _is_mine(truth, own) if settings["packed"] else (slice(None), own.gaussians)
     found = {"means2d.grad": (meta["means2d"].grad, truth["means2d"].grad[chosen])}
     if settings["absgrad"]:
@@ -224,7 +224,7 @@ def equality(groups: dict[int, dist.ProcessGroup], cases: int, first: int) -> di
 
 
 def surfels(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """2D Gaussians of four ranks: images, gradients and densification's gradients have the bits of one process."""
+    """Checks 2D Gaussians on four ranks: images and all gradients have the same bits as in a single process."""
     own, worst = shards([5, 4, 0, 11], [1, 2, 0, 1])[dist.get_rank()], 0.0
     for packed in (True, False):
         scene = scenes.make(scenes.Structure(n=20, cameras=4, sh_degree=1), torch.float64)
@@ -235,7 +235,7 @@ def surfels(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
             *images, meta = tsplat.rasterization_2dgs(
                 **leaves, render_mode="RGB+ED", packed=packed, depth_mode="ray", **options
             )
-            images.pop(3)  # normals of depth maps, [H, W, 3] of one camera
+            images.pop(3)  # normals of depth maps, [H, W, 3] for one camera
             v = scenes.random_like(tuple(image.new_empty(4, *image.shape[1:]) for image in images), 0)
             cameras = own.cameras if options else slice(None)
             torch.autograd.backward(images, [v_image[cameras] for v_image in v])
@@ -288,7 +288,8 @@ DISAGREEMENTS: dict[str, dict[str, Any]] = {
 
 
 def disagreements(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """A setting that differs raises on every rank, with its name and the rank, and the next call works."""
+    """Checks that a setting that differs raises an error with its name and the rank on all ranks, and the next call
+    works."""
     rank = dist.get_rank()
     for i, (name, change) in enumerate(DISAGREEMENTS.items()):
         odd = i % 4
@@ -318,7 +319,8 @@ def _changed(change: dict[str, Any]) -> None:
 
 
 def rejections(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """An argument that one rank rejects raises on all: its own error there, PeerError with its message elsewhere."""
+    """Checks that an argument that one rank rejects raises an error on all ranks: PeerError with its message on
+    others."""
     rank = dist.get_rank()
     n = [5, 4, 0, 11][rank]
     cases: list[tuple[int, dict[str, Any], type[Exception], str]] = [
@@ -357,7 +359,8 @@ def rejections(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
 
 
 def memory(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """What does not fit on one rank raises on all of them before gradients are exchanged, and the next call works."""
+    """Checks that too little memory on one rank raises an error on all ranks before gradients are exchanged, and that
+    the next call works."""
     rank, retried = dist.get_rank(), 0
     enough, little, budget = dict(capacity=10_000), dict(capacity=2), dict(memory_budget=1)
     unfitting = enough | dict(memory_budget=1000)
@@ -380,7 +383,7 @@ def memory(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
             if grad:
                 (colors.sum() + alphas.sum()).backward()
             retried += 1
-    # Little, but enough for a band of one row of tiles: images in bands on one rank, and no error on any.
+    # Enough for a band of one row of tiles: one rank renders in bands, and no rank raises an error.
     whole = call({})[0]
     banded, _, meta = call(dict(memory_budget=10_000) if rank == 1 else {})
     assert torch.equal(banded, whole)
@@ -397,7 +400,7 @@ def raised(error: type[Exception], action: Callable[[], Any], what: str = "") ->
 
 
 def release(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """All tensors of a call are freed with its results, with or without absgrad and a backward pass."""
+    """Checks that all tensors of a call are freed with its results, with or without absgrad and a backward pass."""
     for absgrad in (False, True):
         for backward in (False, True):
             colors, alphas, meta = call(dict(absgrad=absgrad))
@@ -410,7 +413,8 @@ def release(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
 
 
 def destruction(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """A loss whose graph is alive keeps no thread of a destroyed process group, and its backward pass raises."""
+    """Checks that a loss keeps no threads of a destroyed process group alive, and that its backward pass raises an
+    error."""
     before = threads()
     group = dist.new_group(timeout=TIMEOUT)
     colors, _, _ = call(dict(group=group))
@@ -424,12 +428,12 @@ def destruction(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
 
 
 def threads() -> int:
-    """The number of threads of this process. Until PyTorch 2.10, those of gloo have no names."""
+    """Returns the number of threads of this process. Until PyTorch 2.10, gloo's threads have no names."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 def volume(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """A projected Gaussian with RGB takes the bytes given in docs/distributed.md, forward and backward."""
+    """Checks the number of bytes per projected Gaussian with RGB in docs/distributed.md, forward and backward."""
     sent = []
     send = dist.all_to_all_single
 
@@ -443,14 +447,14 @@ def volume(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
         colors.sum().backward()
     finally:
         dist.all_to_all_single = send
-    # Counts, projected Gaussians, their gradients, gradients of cameras.
+    # Sizes of counts, projected Gaussians, their gradients, and camera gradients.
     assert sent == [8, ROW_BYTES, ROW_BYTES_BACK, 64], sent
     return {}
 
 
 def timeout(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """If one rank does not call, the others raise after the group's timeout."""
-    # Long enough for all ranks to join the group, also on a busy machine.
+    """Checks that the other ranks raise an error after the group's timeout if one rank does not call."""
+    # Long enough for all ranks to join the group on a busy machine.
     group = dist.new_group(timeout=datetime.timedelta(seconds=5))
     began = time.monotonic()
     if dist.get_rank() != 1:
@@ -461,7 +465,8 @@ def timeout(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
 
 
 def death(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """If one rank dies between forward and backward, the others raise long before the timeout of 120 seconds."""
+    """Checks that if one rank dies between forward and backward, the others raise an error long before the timeout of
+    120 seconds."""
     colors, _, _ = call({})
     began = time.monotonic()
     if dist.get_rank() == 3:

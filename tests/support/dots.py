@@ -1,4 +1,4 @@
-"""Images of dots, which show where a camera shows points, and points in front of a camera."""
+"""Images of dots at projected points, and points in front of a camera."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from tsplat.scene import Camera, View
 
 
 def dots(pixels, width, height, sigma=1.5):
-    """Renders white blobs on black at pixels [P, 2]. [H, W, 3] uint8"""
+    """Renders white blobs on black at pixels [P, 2], [H, W, 3] uint8."""
     x, y = torch.arange(width) + 0.5, torch.arange(height) + 0.5
     image = torch.zeros(height, width)
     for px, py in pixels.tolist():
@@ -17,7 +17,7 @@ def dots(pixels, width, height, sigma=1.5):
 
 
 def centroid(image, x, y, reach=5):
-    """Center of brightness around a pixel."""
+    """Returns the centroid of brightness around a pixel."""
     left, top = int(x) - reach, int(y) - reach
     part = image[top : top + 2 * reach + 1, left : left + 2 * reach + 1, 0].double()
     ys, xs = torch.arange(part.shape[0]) + top + 0.5, torch.arange(part.shape[1]) + left + 0.5
@@ -25,7 +25,7 @@ def centroid(image, x, y, reach=5):
 
 
 def grid_points():
-    """Twelve points in front of the camera that project to the inside of the image."""
+    """Returns twelve points in front of the camera that project into the image."""
     x, y = torch.meshgrid(torch.linspace(-0.36, 0.38, 4), torch.linspace(-0.26, 0.24, 3), indexing="xy")
     depths = torch.linspace(2, 5, 12).double()
     return torch.stack([x.flatten(), y.flatten(), torch.ones(12)], -1).double() * depths[:, None]
@@ -45,7 +45,7 @@ def assert_dots_at_sparse(view, count):
 
 
 def fisheye_points(spread=1.0):
-    """Twelve points at up to 32 degrees times `spread` from the axis of a camera, one of them almost on it."""
+    """Returns twelve points at up to 32 degrees times `spread` from the axis of a camera, one of them almost on it."""
     angles = spread * torch.tensor([1e-9, *torch.linspace(0.18, 0.55, 11)]).double()
     around = 2.4 * torch.arange(12).double()
     directions = torch.stack([angles.sin() * around.cos(), angles.sin() * around.sin(), angles.cos()], -1)

@@ -1,4 +1,4 @@
-"""A client of viser without a browser: controls keep their values and call what is connected to them."""
+"""A viser client without a browser: controls keep their values and call the connected callbacks."""
 
 import contextlib
 import threading
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Control:
-    """A control. Assigning its value calls what is connected, without a client, as in viser."""
+    """A control. Assigning its value calls the callbacks without a client, as in viser."""
 
     def __init__(self, label, value=None, **options):
         self.label, self._value, self.visible = label, value, True
@@ -35,7 +35,7 @@ class Control:
             callback(types.SimpleNamespace(client=client, target=self))
 
     def use(self, value=None):
-        """Sets the value as a client does, or clicks a button."""
+        """Sets the value like a client, or clicks a button."""
         if value is not None:
             self._value = value
         self._call("client")
@@ -45,7 +45,7 @@ class Control:
 
 
 class Markdown(Control):
-    """Text; `contents` has all that it was."""
+    """Text; `contents` lists all its values so far."""
 
     def __init__(self, label, content, **options):
         self.contents = []
@@ -124,16 +124,16 @@ class Camera:
         self.callbacks.append(callback)
 
     def move(self, position):
-        """Moves as a client does."""
+        """Moves the camera like a client."""
         self.position = np.array(position, float)
         for callback in self.callbacks:
             callback(None)
 
 
 class Client:
-    """A client; `images` has the images that it was sent, with their formats.
+    """A client; `images` lists the images that it received, with their formats.
 
-    Its page draws what :meth:`get_render` asks for while `visible` is set.
+    While `visible` is set, its page answers :meth:`get_render`.
     """
 
     def __init__(self, client_id=0, width=64, height=48):
@@ -165,7 +165,7 @@ class Client:
 
     @property
     def status(self):
-        """The message, or the line about the image where there is none."""
+        """The message, or the line about the image if there is none."""
         return self.message or self.gui.controls["markdown 0"].content
 
     @property
@@ -174,7 +174,7 @@ class Client:
 
     @property
     def statuses(self):
-        """The messages at all times."""
+        """All messages so far."""
         return self.gui.controls["markdown 1"].contents
 
     def _set_background_image(self, image, format="auto", jpeg_quality=None):

@@ -28,7 +28,7 @@ def configuration():
 
 
 def inject(kind, step, time_file):
-    """Makes this rank fail before it takes a step, and writes down the time."""
+    """Makes this rank fail before a step, and records the time."""
     advance = Trainer.advance
 
     def failing(trainer):

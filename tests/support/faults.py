@@ -1,4 +1,4 @@
-"""Faults of the disk: the k-th operation on files inside of a block fails, or all from then on."""
+"""Simulates disk faults: the k-th file operation in a block fails, or all operations from then on."""
 
 import builtins
 import contextlib
@@ -14,11 +14,9 @@ CALLS = (
 
 @contextlib.contextmanager
 def fault(k, number, on=lambda path: True, *, lasts=False):
-    """Makes the k-th operation on a path for which `on` is true fail with an error number, counted from 0.
+    """Makes the k-th operation, counted from 0, on paths for which `on` is true fail with an error number.
 
-    If it `lasts`, all later ones fail, too.
-
-    Yields a list with the name of each operation.
+    With `lasts`, all later operations fail, too. Yields a list with the name of each operation.
     """
     names = []
 

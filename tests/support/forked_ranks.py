@@ -1,6 +1,6 @@
-"""Ranks that torchrun's launcher forks from its own process, as importing all that a rank needs takes seconds.
+"""Makes torchrun's launcher fork ranks from its own process, because the imports of a rank take seconds.
 
-``python -m tests.support.forked_ranks ARGUMENTS`` is torchrun with such ranks.
+``python -m tests.support.forked_ranks ARGUMENTS`` runs torchrun with such ranks.
 """
 
 import importlib
@@ -18,14 +18,14 @@ MODULES = (
     "torch.distributed.checkpoint", "torch.distributed.launcher.api", "tsplat.cli.commands", "tsplat.kernels",
     "tsplat.triton_cpu",
 )  # fmt: skip
-"""What ranks need; see :class:`tests.support.forks.Forks`."""
+"""Modules that ranks need; see :class:`tests.support.forks.Forks`."""
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that the launcher catches, and that a new process does not."""
+"""Signals that the launcher catches and a new process does not."""
 
 
 class Fork:
-    """A forked process that runs ``python [-m] NAME ARGUMENTS``; has the methods of Popen that the launcher calls."""
+    """A forked process that runs ``python [-m] NAME ARGUMENTS``, with the methods of Popen that the launcher calls."""
 
     def __init__(self, arguments, environment):
         python, *arguments = (argument for argument in arguments if argument != "-u")
@@ -50,7 +50,7 @@ class Fork:
 
 
 def run(arguments, environment):
-    """Runs a module or a script in this process, which ends."""
+    """Runs a module or a script in this process, and then ends it."""
     status = 1
     try:
         os.setsid()
@@ -69,7 +69,7 @@ def run(arguments, environment):
     except SystemExit as end:
         status = int(end.code or 0)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # PyTorch's, which names the rank
+        sys.excepthook(*sys.exc_info())  # PyTorch's hook, which prints the rank
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -77,12 +77,12 @@ def run(arguments, environment):
 
 
 def fork_ranks():
-    """Makes the launcher of this process fork its ranks."""
+    """Makes the launcher in this process fork its ranks."""
     SubprocessHandler._popen = lambda self, arguments, environment: Fork(arguments, environment)
 
 
 def import_all():
-    """Imports what ranks need, before they are forked."""
+    """Imports the modules that ranks need before they are forked."""
     for module in MODULES:
         importlib.import_module(module)
 

@@ -1,4 +1,4 @@
-"""OpenUSD stages read in processes that are forked from one: importing usd-core takes ten times as long as reading."""
+"""Reads OpenUSD stages in processes forked from one process: importing usd-core takes ten times as long as reading."""
 
 import collections
 import contextlib
@@ -12,9 +12,9 @@ from tsplat.scene.formats.interchange import usd
 
 @contextlib.contextmanager
 def forked_usd(timeout=10):
-    """Runs ``usd_process.py`` in forks for a while, each for at most so many seconds, after which SIGALRM ends it.
+    """Makes ``usd_process.py`` run in forks within the block; SIGALRM ends each after `timeout` seconds.
 
-    Yields how often a fork ended with which status; a negative one is a signal.
+    Yields the number of forks by exit status; negative ones are signals.
     """
     forks, statuses = Forks(("numpy", "pxr.Usd", "pxr.UsdGeom")), collections.Counter()
 

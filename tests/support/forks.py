@@ -1,5 +1,5 @@
-"""New processes with PyTorch or other modules imported, and nothing of tsplat: forked from one process, as imports take
-seconds.
+"""Runs code in new processes that have imported PyTorch or other modules, but not tsplat. They are forked from one
+process, because imports take seconds.
 
 ``python -m tests.support.forks MODULE...`` is that process. It imports the modules, reads requests from its standard
 input, one JSON object per line, and answers each with an exit status and the output.
@@ -27,7 +27,7 @@ class Forks:
         self.server = None
 
     def run(self, code, *arguments, cwd=ROOT, environment=None, timeout=120):
-        """Runs code as ``python -c`` does, and returns a `subprocess.CompletedProcess` with the output as text."""
+        """Runs code like ``python -c``, and returns a `subprocess.CompletedProcess` with the output as text."""
         if self.server is None:
             command = [sys.executable, "-m", "tests.support.forks", *self.modules]
             pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -46,7 +46,7 @@ class Forks:
 
 
 def run(request, outputs):
-    """Runs the code of a request in this process, which ends."""
+    """Runs the code of a request in this process, and then ends it."""
     status = 1
     try:
         os.setsid()
@@ -91,7 +91,7 @@ def answer(request):
                 found[key.fd] += (content := os.read(key.fd, 65536))
                 if not content:
                     selector.unregister(key.fd)
-            # Processes that the child left behind may keep the pipes open.
+            # Processes started by the child may keep the pipes open.
             if not ready and status is not None:
                 break
             if not ready and (ended := os.waitpid(child, os.WNOHANG))[0]:

@@ -1,13 +1,13 @@
-"""What stands in for CUDA graphs without a GPU."""
+"""Replacements for CUDA graphs on machines without a GPU."""
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "lift_fresh", "_linalg_check_errors")
-"""Operators that wait for the device, or read memory of the CPU, which a capture does not allow."""
+"""Operators that wait for the device or read CPU memory, which is not allowed during capture."""
 
 
 class Forbidden(TorchDispatchMode):
-    """Fails when an operator of `WAITS` is called."""
+    """Raises an error when an operator in `WAITS` is called."""
 
     def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
         assert function.overloadpacket.__name__ not in WAITS, function
@@ -15,11 +15,11 @@ class Forbidden(TorchDispatchMode):
 
 
 class FakeRecorder:
-    """Takes the place of `tsplat.runtime.cuda_graphs.GraphRecorder`: a replay calls the function, which writes its
-    results to the same memory each time.
+    """Replaces `tsplat.runtime.cuda_graphs.GraphRecorder`: a replay calls the function again, and writes its results to
+    the same memory.
 
     Attributes:
-        replays: How often each recorded function was replayed.
+        replays: Number of replays of each recorded function.
     """
 
     def __init__(self):

@@ -1,10 +1,11 @@
-"""Comparison of nested values bit by bit."""
+"""Compares nested values bit by bit."""
 
 import torch
 
 
 def assert_identical(value, other):
-    """Asserts that values have the same structure and types, and tensors the same bits; on the device meta, shapes."""
+    """Asserts that values have the same structure and types, and tensors the same bits, or on the meta device,
+    shapes."""
     assert type(value) is type(other)
     if isinstance(value, torch.Tensor):
         assert (value.dtype, value.shape, value.device) == (other.dtype, other.shape, other.device)

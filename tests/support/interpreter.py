@@ -1,4 +1,4 @@
-"""Triton's interpreter for the tests: a faster `tl.reduce`, and masks that Triton 3.9 can store with."""
+"""Patches Triton's interpreter for tests: a faster `tl.reduce`, and masks that work with stores in Triton 3.9."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ import numpy as np
 def vectorize_reductions():
     """Replaces the interpreter's fallback for `tl.reduce` in this process.
 
-    The interpreter calls custom combine functions element by element. Here, they are called for whole slices: with the
-    same operands in the same order, and so with the same results.
+    The interpreter calls custom combine functions element by element. This version calls them for whole slices, with
+    the same operands in the same order, and so with the same results.
     """
     from triton.runtime.interpreter import ReduceOps
 
@@ -34,10 +34,10 @@ def vectorize_reductions():
 
 
 def keep_booleans():
-    """Keeps the type of comparisons of scalars in this process when they become tensors.
+    """Keeps the boolean type of scalar comparisons in this process when they become tensors.
 
-    Comparisons have the type of what is compared, and `create_splat` converts them to it. Triton 3.9 raises if such a
-    tensor is a mask; earlier versions take any number.
+    The interpreter gives comparisons the type of their operands, and `create_splat` converts them to it. Triton 3.9
+    raises an error if such a tensor is a mask; earlier versions accept any number.
     """
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle

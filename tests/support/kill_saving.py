@@ -1,6 +1,6 @@
-"""Kills processes that save checkpoints, and verifies what they leave.
+"""Kills processes while they save checkpoints, and verifies the remaining files.
 
-``python -m tests.support.kill_saving FOLDER COUNT`` runs in a process of its own, because a process that has trained
+``python -m tests.support.kill_saving FOLDER COUNT`` runs in a separate process, because a process that has trained
 cannot be forked safely.
 """
 

@@ -1,4 +1,4 @@
-"""``.ksplat`` files, packed from the layout of GaussianSplats3D, independently of the package's reader."""
+"""Packs ``.ksplat`` files in the layout of GaussianSplats3D, independently of the package's reader."""
 
 import itertools
 import struct
@@ -7,13 +7,14 @@ import numpy as np
 import torch
 
 BLOCK, BUCKET, PARTIAL = 10.0, 16, 5
-"""Edge of a bucket, in which all Gaussians must be; Gaussians in a full bucket, and at most in others."""
+"""Edge length of a bucket, which must contain all Gaussians; number of Gaussians in a full bucket; maximum in
+others."""
 
 RANGE = 32767
 
 
 def ksplat_bytes(gaussians, level, degrees):
-    """A file of Gaussians with a section per SH degree; those of higher degrees than a section's are left out."""
+    """Returns a file with one section per SH degree; coefficients above the degree of a section are left out."""
     rows = np.array_split(np.arange(len(gaussians)), len(degrees)) if degrees else []
     sections = [_section(gaussians, torch.from_numpy(ids), level, degree) for ids, degree in zip(rows, degrees)]
     count = len(gaussians)
@@ -22,7 +23,7 @@ def ksplat_bytes(gaussians, level, degrees):
 
 
 def _section(gaussians, rows, level, degree):
-    """The header of 1,024 bytes and the data of a section."""
+    """Returns the header of 1,024 bytes and the data of a section."""
     means = gaussians.means[rows].double().numpy()
     n_full = len(rows) // BUCKET if level else 0
     starts = [*range(0, n_full * BUCKET, BUCKET), *range(n_full * BUCKET, len(rows), PARTIAL)] if level else []

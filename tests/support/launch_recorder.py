@@ -1,4 +1,4 @@
-"""Recorded functions, which stand for CUDA graphs on a CPU: replays use the addresses of the first time."""
+"""Recorded functions that replace CUDA graphs on a CPU: replays use the addresses of the first call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from tsplat.runtime.tracing import Trace, storage_of
 
 
 class KeepingTrace(Trace):
-    """Keeps the memory of what is made."""
+    """Keeps allocated memory alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,14 +23,14 @@ class KeepingTrace(Trace):
 
 
 class LaunchRecorder:
-    """Records functions on a CPU. All memory that they allocate is kept for the replays."""
+    """Records functions on a CPU. All memory that they allocate is kept for replays."""
 
     def warm_up(self, function: Callable[[], object]) -> None:
-        """Calls a function, so that its kernels are compiled."""
+        """Calls a function once, so that its kernels are compiled."""
         function()
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """Calls a function. Returns its results, and what computes them again at the same place."""
+        """Calls a function. Returns its results, and a function that recomputes them in the same memory."""
         trace, bases = KeepingTrace(), Bases()
         results = trace.record(function)
         tensors = {storage_of(t): t for t in (*trace.kept, *trace.external.values())}

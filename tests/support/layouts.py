@@ -1,4 +1,4 @@
-"""Layouts of tensors in memory, and lazy views, which must not change the bits of a result."""
+"""Memory layouts and lazy views of tensors, which must not change the bits of a result."""
 
 from collections.abc import Callable
 
@@ -12,12 +12,12 @@ VIEWS = {
     "negative, every other": lambda t: torch._neg_view(with_layout(-t, "every other")),
     "zero": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
 }
-"""Views of floating-point tensors; all but "zero" have the values of the tensor."""
+"""Views of floating-point tensors; all except "zero" have the values of the tensor."""
 LAYOUTS = ("contiguous", "every other", "transposed", "offset", "expanded", *VIEWS)
 
 
 def with_layout(tensor: Tensor, layout: str) -> Tensor:
-    """A tensor of equal values that is laid out differently in memory, and what is between them is different."""
+    """Returns a tensor with equal values in another memory layout; memory between the values has other values."""
     if layout in VIEWS:
         return VIEWS[layout](tensor) if tensor.dtype in (torch.float32, torch.float64) else tensor
     if layout == "contiguous" or tensor.dim() == 0:
@@ -36,17 +36,17 @@ def with_layout(tensor: Tensor, layout: str) -> Tensor:
 
 
 def _behind(n: int) -> Callable[[Tensor], Tensor]:
-    """Values in C order that start some elements into their memory, which is then not aligned to 16 bytes."""
+    """Returns a layout in C order that starts n elements into its memory, and so is not aligned to 16 bytes."""
     return lambda t: torch.cat([t.new_full((n,), 7.0), t.flatten(), t.new_full((5,), 7.0)])[n:-5].view(t.shape)
 
 
 def _odd_strides(t: Tensor) -> Tensor:
-    """The values with an axis of size 1 in front, of another stride, and without it."""
+    """Returns a view of a tensor whose leading axis of size 1 has an unusual stride."""
     return t.flatten().as_strided((1, *t.shape), (12345, *t.contiguous().stride()))[0]
 
 
 def _windows(t: Tensor) -> Tensor:
-    """Values that overlap in memory: rows that start one element apart."""
+    """Returns values that overlap in memory: rows start one element apart."""
     return t.flatten().as_strided(t.shape, (1,) * t.dim())
 
 
@@ -77,9 +77,9 @@ MORE: dict[str, Callable[[Tensor], Tensor]] = {
     "negative, behind one value": lambda t: torch._neg_view(_behind(1)(-t)),
     "negative of one value": lambda t: torch._neg_view(-t[:1]).expand(t.shape),
 }
-"""Further layouts. The values are those of the tensor, but for those that overlap or are one value."""
+"""More layouts. The values are those of the tensor, except for layouts that overlap or repeat one value."""
 
 
 def lay_out(tensor: Tensor, layout: str) -> Tensor:
-    """:func:`with_layout`, of any layout of either list."""
+    """Applies any layout of both lists; see :func:`with_layout`."""
     return MORE[layout](tensor) if layout in MORE else with_layout(tensor, layout)
