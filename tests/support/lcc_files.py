@@ -1,4 +1,4 @@
-"""LCC datasets, packed from the layout of XGRIDS' white paper, independently of the package's reader."""
+"""Packs LCC datasets in the layout of XGRIDS' white paper, independently of the package's reader."""
 
 import json
 import struct
@@ -10,9 +10,9 @@ from tsplat.scene import set_sh_degree, write_model
 
 
 def lcc_files(gaussians, cells=3, levels=2, around=0, **values):
-    """Name -> content of the files of Gaussians with z up; the last `around` of them are the surroundings.
+    """Returns name -> content of the files for Gaussians with z up; the last `around` Gaussians are the surroundings.
 
-    Each coarser level has the first Gaussians of each cell. `values` replace those of the JSON.
+    Coarser levels contain the first Gaussians of each cell. `values` replace values of the JSON.
     """
     rows = np.split(np.arange(len(gaussians)), [len(gaussians) - around])
     degree = 3 if gaussians.sh_degree else 0
@@ -43,7 +43,7 @@ def lcc_files(gaussians, cells=3, levels=2, around=0, **values):
 
 
 def _pack(gaussians, ids, prefix, bounds):
-    """The records of 32 bytes and of 64 bytes of Gaussians. Adds the bounds of scales and coefficients."""
+    """Returns the 32-byte and 64-byte records of Gaussians. Adds the bounds of scales and coefficients to `bounds`."""
     part = gaussians.select(torch.from_numpy(ids))
     scales, coefficients = part.scales.double().numpy(), part.shN.double().numpy()
     if not len(ids):
@@ -72,9 +72,9 @@ def _pack(gaussians, ids, prefix, bounds):
 
 
 def write_lcc2(folder, gaussians, suffix=".ply", around=0, **values):
-    """Writes LCC2 of Gaussians with z up: three leaves at two depths, and coarser nodes. Returns the path of the JSON.
+    """Writes Gaussians with z up as LCC2: three leaves at two depths, and coarser nodes. Returns the path of the JSON.
 
-    Two leaves share a file. The last `around` Gaussians are the surroundings. `values` replace those of the JSON.
+    Two leaves share a file. The last `around` Gaussians are the surroundings. `values` replace values of the JSON.
     """
     n = len(gaussians) - around
     ids = torch.arange(len(gaussians))

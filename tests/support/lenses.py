@@ -30,14 +30,14 @@ CASES = [
 QUICK = (0, 3, 6, 7, 8, 15)
 """Cases that `make quick` runs."""
 ALONE = CASES.index(("equirectangular", "GLOBAL"))
-"""The case of full panoramas, which have tests of their own, and whose kernels would take long to compile for all."""
+"""Index of the case with full panoramas. They have separate tests, because compiling their kernels takes long."""
 PARAMETERS = [
     case if i in QUICK else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(CASES) if i != ALONE
 ]
 
 
 def ftheta(kind, scale, max_angle=0.6):
-    """An f-theta lens of about ``scale`` pixels per radian, or the one whose angles the same polynomial has."""
+    """Returns an f-theta lens with about ``scale`` pixels per radian; inverse kinds define angles by the polynomial."""
     polynomial = (0.0, 1.0, -0.03, 0.06, -0.04, 0.01)
     of_angles = tuple(scale * number for number in polynomial)
     of_distances = tuple(number / scale**degree for degree, number in enumerate(polynomial))
@@ -48,10 +48,10 @@ def ftheta(kind, scale, max_angle=0.6):
 
 
 def windshield(seed=0):
-    """A windshield whose polynomials have an exact inverse."""
+    """Returns a windshield whose polynomials have an exact inverse."""
     generator = torch.Generator().manual_seed(seed)
     a, b, c, d, e = (0.1 * torch.rand(5, generator=generator, dtype=torch.float64) - 0.05).tolist()
-    # h = phi + a + b psi + c psi^2 + d psi^3 and v = (1 + e) psi; coefficients of degree 3.
+    # h = phi + a + b psi + c psi^2 + d psi^3 and v = (1 + e) psi, as polynomials of degree 3.
     s = 1 / (1 + e)
     inverse = torch.tensor([-a, 1, 0, 0, -b * s, 0, 0, -c * s**2, 0, -d * s**3], dtype=torch.float64)
     return BivariateWindshieldModelParameters(
@@ -60,9 +60,9 @@ def windshield(seed=0):
 
 
 def all_around(scene, seed, *, is_full):
-    """Means of a scene in all directions, some at the seam, around poles or around the cameras; and its intrinsics.
+    """Returns means in all directions, some at the seam, at poles or around the cameras; and intrinsics of panoramas.
 
-    Those are of full panoramas, or of ones of 230 by 130 degrees that are centered elsewhere and mirrored.
+    The panoramas are full, or show 230 by 130 degrees around another center and are mirrored.
     """
     means, Ks = scene["means"], scene["Ks"].clone()
     generator = torch.Generator().manual_seed(seed + 1)
@@ -71,7 +71,7 @@ def all_around(scene, seed, *, is_full):
     directions = directions * thin.double()[torch.arange(means.shape[-2]) % 6]
     directions[..., 2::6, 2] = -directions[..., 2::6, 2].abs()  # across the seam
     distances = means.double().norm(dim=-1, keepdim=True)
-    distances[..., 5::6, :] *= 0.1  # cameras are inside of some
+    distances[..., 5::6, :] *= 0.1  # cameras are inside of some Gaussians
     means = (directions / directions.norm(dim=-1, keepdim=True)).to(means.device) * distances
     span = (2 * torch.pi, torch.pi) if is_full else (4.0, -2.3)
     for axis, size in enumerate((scene["width"], scene["height"])):
@@ -81,7 +81,8 @@ def all_around(scene, seed, *, is_full):
 
 
 def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **structure):
-    """A scene in front of cameras with random coefficients, that move during the readout of a rolling shutter."""
+    """Returns a scene in front of cameras with random coefficients, which move during the readout of a rolling
+    shutter."""
     is_behind_glass, kind = kind.startswith("windshield"), kind.removeprefix("windshield ")
     is_wide, kind = kind.startswith("wide"), kind.removeprefix("wide ")
     model = kind.split()[-1]
@@ -98,7 +99,7 @@ def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **st
 
     options = dict(with_ut=True, rolling_shutter=RollingShutterType[readout])
     if is_wide:
-        # Much is behind the cameras, which see to 126 degrees from the axis.
+        # Many Gaussians are behind the cameras, which see up to 126 degrees from the axis.
         scene["means"][..., 2] *= torch.linspace(-0.4, 0.6, scene["means"].shape[-2]).to(scene["means"])
         options["global_z_order"] = False
     if kind == "distorted pinhole":

@@ -9,9 +9,9 @@ from tsplat import RowOffsetStructuredSpinningLidarModelParameters, SpinningDire
 
 
 def lidar(seed=0, *, rows=9, columns=40, span=None, offsets=0.2, unevenness=0.5, poles=False, dtype=torch.float64):
-    """A lidar of rows and columns at uneven angles, clockwise if the seed is odd. Columns span a turn if None.
+    """Returns a lidar with rows and columns at uneven angles, spinning clockwise if the seed is odd.
 
-    With ``poles``, rows are from the zenith to the nadir.
+    Columns span 360 degrees if ``span`` is None. With ``poles``, rows range from the zenith to the nadir.
     """
     top, fall = (math.pi / 2, math.pi) if poles else (0.4, 0.9)
     generator = torch.Generator().manual_seed(seed)
@@ -32,9 +32,9 @@ def lidar(seed=0, *, rows=9, columns=40, span=None, offsets=0.2, unevenness=0.5,
 
 
 def make(seed=0, n=30, dtype=torch.float64, *, cameras=1, sweeps=False, size=1.0, channels=3, poles=False, **angles):
-    """Gaussians around lidars, which are inside of some and have others at the seam; and arguments to render them.
+    """Returns arguments for rendering Gaussians around lidars, some at the seam and some around the lidars.
 
-    With ``poles``, every third is above or below the lidar.
+    With ``poles``, every third Gaussian is above or below the lidar.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -64,7 +64,7 @@ def make(seed=0, n=30, dtype=torch.float64, *, cameras=1, sweeps=False, size=1.0
 
 
 def angular_boxes(seed=0, n=60):
-    """Gaussians [2, n] of all sizes around a lidar, 1,024 per radian; some are culled."""
+    """Returns boxes of projected Gaussians [2, n] of all sizes around a lidar, 1,024 per radian; some are culled."""
     generator = torch.Generator().manual_seed(seed)
     angles = torch.rand(2, n, 2, generator=generator) * torch.tensor([2 * torch.pi, 2.0]) - torch.tensor([0, 1.0])
     radii = (torch.rand(2, n, 2, generator=generator) * 6 - 7).exp() * torch.tensor([torch.pi, 1.0])

@@ -1,4 +1,4 @@
-"""Files of cameras as Metashape exports them, and the projection that its manual defines."""
+"""Writes camera files like Metashape's, and implements the projection that its manual defines."""
 
 import torch
 
@@ -9,7 +9,7 @@ CHUNK = ((0.36, 0.48, -0.8, -0.8, 0.6, 0.0, 0.48, 0.64, 0.6), (-3.0, 7.5, 2.0), 
 
 
 def world_of(chunk=CHUNK):
-    """The similarity transform [4, 4] fp64 of a chunk."""
+    """Returns the similarity transform [4, 4] fp64 of a chunk."""
     rotation, translation, scale = chunk
     matrix = torch.eye(4, dtype=torch.float64)
     matrix[:3, :3] = scale * torch.tensor(rotation, dtype=torch.float64).view(3, 3)
@@ -28,7 +28,7 @@ def sensor_xml(number, width, height, calibration, kind="frame"):
 
 
 def camera_xml(number, label, pose, sensor=0, component=0, enabled="true"):
-    """A camera with a camera-to-chunk matrix [4, 4]; None for one without a pose."""
+    """Returns the element of a camera with a camera-to-chunk matrix [4, 4], or None for a camera without a pose."""
     transform = "" if pose is None else f"<transform>{' '.join(map(repr, pose.flatten().tolist()))}</transform>"
     return (
         f'<camera id="{number}" sensor_id="{sensor}" component_id="{component}" label="{label}" enabled="{enabled}">'
@@ -37,7 +37,7 @@ def camera_xml(number, label, pose, sensor=0, component=0, enabled="true"):
 
 
 def document_xml(sensors, cameras, chunk=CHUNK, version="2.0.0"):
-    """A document with one chunk, whose cameras are in a group."""
+    """Returns a document with one chunk whose cameras are in a group."""
     rotation, translation, scale = chunk
     numbers = (" ".join(map(repr, values)) for values in (rotation, translation, [scale]))
     parts = "".join(
@@ -53,7 +53,7 @@ def document_xml(sensors, cameras, chunk=CHUNK, version="2.0.0"):
 
 
 def write_metashape(folder, views, chunk=CHUNK, **options):
-    """Writes views, which are in the world frame, with the cameras of a chunk, and returns the folder."""
+    """Writes views, given in the world frame, with the cameras of a chunk; returns the folder."""
     K, size = views[0].camera.K.double(), (views[0].width, views[0].height)
     f = float(K[1, 1])
     calibration = dict(f=f, b1=float(K[0, 0]) - f, cx=float(K[0, 2]) - size[0] / 2, cy=float(K[1, 2]) - size[1] / 2)
@@ -69,7 +69,7 @@ def write_metashape(folder, views, chunk=CHUNK, **options):
 
 
 def project(points, calibration, width, height):
-    """Projects points [P, 3] of the camera frame as the manual of Metashape says, for the type frame. [P, 2]"""
+    """Projects points [P, 3] of the camera frame by the formulas of Metashape's manual for the type frame, [P, 2]."""
     c = {"k1": 0.0, "k2": 0.0, "k3": 0.0, "k4": 0.0, "p1": 0.0, "p2": 0.0, "b1": 0.0, "b2": 0.0, **calibration}
     x, y = points[:, 0] / points[:, 2], points[:, 1] / points[:, 2]
     r2 = x**2 + y**2

@@ -1,4 +1,4 @@
-"""Random Gaussians and model files built independently of the package's writers."""
+"""Random Gaussians, and model files built independently of the package's writers."""
 
 import gzip
 import io
@@ -19,11 +19,11 @@ PLY_ENCODINGS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii":
 
 
 FILE_FORMATS = tuple(format for format in WRITERS if format != "streamed-sog")
-"""Formats that are one file."""
+"""Formats that consist of one file."""
 
 
 def skip_without(format):
-    """Skips a test if what a format needs beyond Pillow is not installed."""
+    """Skips a test if a package for a format, other than Pillow, is not installed."""
     if format == "spz4":
         pytest.importorskip("zstandard")
     if format.startswith("usd"):
@@ -31,7 +31,7 @@ def skip_without(format):
 
 
 def random_gaussians(n=50, degree=0, antialiased=False):
-    """Gaussians with normally distributed parameters; the same for the same arguments."""
+    """Returns Gaussians with normally distributed parameters; equal arguments give equal Gaussians."""
     generator = torch.Generator().manual_seed(n)
 
     def draw(*size):
@@ -53,13 +53,13 @@ def assert_same_rotations(one, other, tolerance):
 
 
 def ply_names(degree, normals=False):
-    """The properties of Inria's layout in order."""
+    """Returns the properties of Inria's layout in order."""
     rest = [f"f_rest_{i}" for i in range(3 * ((degree + 1) ** 2 - 1))]
     return ["x", "y", "z", *(["nx", "ny", "nz"] if normals else []), "f_dc_0", "f_dc_1", "f_dc_2", *rest, *PLY_GEOMETRY]
 
 
 def ply_bytes(names, values, encoding="binary_little_endian", comments=()):
-    """A PLY of float32 values [N, len(names)]."""
+    """Returns a PLY with float32 values [N, len(names)]."""
     lines = ["ply", f"format {encoding} 1.0", *(f"comment {comment}" for comment in comments)]
     lines += [f"element vertex {len(values)}", *(f"property float {name}" for name in names), "end_header", ""]
     if encoding == "ascii":
@@ -70,7 +70,7 @@ def ply_bytes(names, values, encoding="binary_little_endian", comments=()):
 
 
 def compressed_ply_bytes(rng, count, degree, colors=True):
-    """A compressed PLY of random words; with `colors`, the chunks have bounds of the colors."""
+    """Returns a compressed PLY with random words; with `colors`, the chunks have color bounds."""
     chunks = -(-count // 256)
     bounds = ["x", "y", "z", "scale_x", "scale_y", "scale_z", *(["r", "g", "b"] if colors else [])]
     words = ("packed_position", "packed_rotation", "packed_scale", "packed_color")
@@ -90,9 +90,9 @@ SAFE_ORBIT_CAMERA = struct.pack("<IIfff", 0xADBE0002, 12, -0.5, 0.75, 2)
 
 
 def spz_bytes(gaussians, version, flags=0, raw=False, extensions=None):
-    """An SPZ file with the values of `gaussians`, which are not rotated; `raw` omits the gzip compression.
+    """Returns an SPZ file with the values of `gaussians` without converting axes; `raw` omits the gzip compression.
 
-    By default, version 4 has an extension that its flags do not mention, and the others have none.
+    By default, version 4 has an extension that its flags do not announce, and other versions have none.
     """
     sections = _spz_sections(gaussians, version)
     header = struct.pack("<4sIIBBB", b"NGSP", version, len(gaussians), gaussians.sh_degree, 12, flags)
@@ -133,7 +133,7 @@ def _spz_sections(gaussians, version):
 
 
 def webp_bytes(values):
-    """A lossless WebP image of [H, W, 4] uint8."""
+    """Returns a lossless WebP image of [H, W, 4] uint8."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -142,7 +142,8 @@ def webp_bytes(values):
 
 
 def sog_files(count=30, bands=2, **changes):
-    """The files of a random SOG dataset with images of 5 x 8 pixels by name, the arrays in them, and the codebooks."""
+    """Returns the files of a random SOG dataset by name, with images of 5 x 8 pixels; their arrays; and the
+    codebooks."""
     rng = np.random.default_rng(0)
     size = (bands + 1) ** 2 - 1
     names = ("means_l", "means_u", "scales", "sh0", "quats", "shN_labels")

@@ -1,4 +1,4 @@
-"""A scene on disk that is moved, turned, scaled, or has cameras and points far away."""
+"""Writes scenes that are moved, rotated or scaled, or have distant cameras and points."""
 
 import json
 
@@ -8,14 +8,14 @@ from tests.support.captures import frame, intrinsics_keys, write_image
 
 
 def write_moved(folder, views, points, colors, *, unit=1.0, offset=(0, 0, 0), rotation=None, cameras=(), far_points=()):
-    """Writes a transforms.json and returns its folder as text; the PLY of its points has doubles.
+    """Writes a transforms.json and returns its folder as text; the PLY of its points contains doubles.
 
-    Every fourth view is held out. Positions are rounded to single precision before they are scaled, turned and moved,
+    Every fourth view is held out. Positions are rounded to single precision before they are scaled, rotated and moved,
     so that sums may be exact.
 
     Args:
         rotation: [3, 3], applied between the unit and the offset.
-        cameras: Distances of additional cameras, with repeated photographs, which come behind the sixth view.
+        cameras: Distances of additional cameras with repeated photographs, inserted after the sixth view.
         far_points: Distances of additional points.
     """
     folder.mkdir(parents=True, exist_ok=True)

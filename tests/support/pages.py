@@ -1,4 +1,4 @@
-"""HTML pages: parsing, and a headless browser where there is one."""
+"""Parses HTML pages, and runs a headless browser if one is installed."""
 
 import base64
 import io
@@ -14,7 +14,7 @@ VOID = {"br", "img", "input", "link", "meta"}
 
 
 class Page(HTMLParser):
-    """A parsed page: (tag, attributes, text) of every element, in the order in which they start."""
+    """A parsed page: (tag, attributes, text) of every element, in document order."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -36,13 +36,13 @@ class Page(HTMLParser):
             element[2] += data
 
     def of(self, tag, **attributes):
-        """The elements with a tag and attributes."""
+        """Returns the elements with a tag and attributes."""
         found = [element for element in self.elements if element[0] == tag]
         wanted = {name.rstrip("_"): value for name, value in attributes.items()}
         return [element for element in found if all(element[1].get(name) == value for name, value in wanted.items())]
 
     def images(self, class_=None):
-        """The decoded images of a class, by their descriptions."""
+        """Returns the decoded images of a class by their descriptions."""
         found = {}
         for _, attributes, _ in self.of("img", class_=class_):
             head, _, data = attributes["src"].partition(",")
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 
 def run_browser(*arguments):
-    """Runs Chromium without a window; returns its output. Skips the test if there is none."""
+    """Runs Chromium without a window, and returns its output. Skips the test if it is not installed."""
     if CHROMIUM is None:
         pytest.skip("needs chromium")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *arguments]

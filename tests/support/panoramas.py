@@ -1,4 +1,4 @@
-"""A room of textured walls with a pillar and a ball in it, as panoramas and as pinhole images."""
+"""Renders a room with textured walls, a pillar and a ball, as panoramas and as pinhole images."""
 
 import dataclasses
 import json
@@ -13,16 +13,16 @@ from tsplat.scene.cameras import panorama_intrinsics
 from tsplat.scene.images import to_bytes
 
 HALF = torch.tensor([2.0, 1.2, 2.6])
-"""Half the width, height and length of the room, whose center is the origin; y points down."""
+"""Half the width, height and length of the room, which is centered at the origin; y points down."""
 
 PILLAR = ((1.1, 0.9), 0.25)
-"""x and z of the axis of the pillar, and its radius."""
+"""x and z of the pillar's axis, and its radius."""
 
 BALL = ((-0.8, 0.75, 1.2), 0.45)
 
 
 def rays_of(camera):
-    """The directions of the pixels [H, W, 3], world frame, of unit length."""
+    """Returns the unit directions of pixels [H, W, 3], world frame."""
     x, y = (torch.arange(size) + 0.5 for size in (camera.width, camera.height))
     y, x = torch.meshgrid(y, x, indexing="ij")
     K = camera.K
@@ -35,7 +35,7 @@ def rays_of(camera):
 
 
 def hits_of(origin, rays):
-    """The first points [..., 3] of the room that rays from a point in it hit."""
+    """Returns the first points [..., 3] of the room that rays from a point inside hit."""
     walls = (HALF * rays.sign() - origin) / rays
     nearest = walls.nan_to_num(math.inf).amin(-1)
     for center, radius, axes in ((PILLAR[0], PILLAR[1], [0, 2]), (BALL[0], BALL[1], [0, 1, 2])):
@@ -48,7 +48,7 @@ def hits_of(origin, rays):
 
 
 def colors_of(points):
-    """Smooth colors of surface points, [..., 3] in [0, 1]: waves of several lengths in all directions."""
+    """Returns smooth colors of surface points, [..., 3] in [0, 1]: waves with several wavelengths in all directions."""
     generator = torch.Generator().manual_seed(3)
     waves = torch.randn(3, 16, 3, generator=generator) * torch.linspace(1, 6, 16)[:, None]
     phases = 2 * math.pi * torch.rand(3, 16, generator=generator)
@@ -57,7 +57,7 @@ def colors_of(points):
 
 
 def speckles_of(points):
-    """Colors of surface points with details of several sizes, in which COLMAP finds features."""
+    """Returns colors of surface points with details of several sizes, so that COLMAP finds features."""
     value = torch.full(points.shape, 0.5)
     for size, weight in ((8, 0.6), (24, 0.5), (64, 0.4)):
         noise = torch.rand(1, 3, size, size, size, generator=torch.Generator().manual_seed(size)) - 0.5
@@ -67,7 +67,7 @@ def speckles_of(points):
 
 
 def photograph(camera, colors=colors_of, supersampling=2):
-    """The image of the room [H, W, 3] uint8."""
+    """Renders the room, [H, W, 3] uint8."""
     factor = supersampling
     K = camera.K * torch.tensor([[factor], [factor], [1.0]])
     fine = dataclasses.replace(camera, K=K, width=factor * camera.width, height=factor * camera.height)
@@ -76,7 +76,7 @@ def photograph(camera, colors=colors_of, supersampling=2):
 
 
 def poses(n):
-    """World-to-camera matrices of n cameras in the room, upright, that look in all directions."""
+    """Returns world-to-camera matrices of n upright cameras in the room that look in all directions."""
     matrices = []
     for i in range(n):
         turn, step = 2.4 * i, 2 * math.pi * i / n
@@ -87,7 +87,7 @@ def poses(n):
 
 
 def room_capture(n=12, width=64, n_points=600, held_out=2, **options):
-    """A capture of n panoramas, some of them held out, and of points on the surfaces."""
+    """Returns a capture with n panoramas, some of them held out, and points on the surfaces."""
     height = width // 2
     K = panorama_intrinsics(width, height)
     cameras = [Camera(pose, K, width, height, "equirectangular", f"{i:03d}.png") for i, pose in enumerate(poses(n))]
@@ -99,14 +99,14 @@ def room_capture(n=12, width=64, n_points=600, held_out=2, **options):
 
 
 def room_points(n, seed=0):
-    """Points [n, 3] on the surfaces of the room that are seen from its middle."""
+    """Returns points [n, 3] on the surfaces of the room that are visible from its center."""
     generator = torch.Generator().manual_seed(seed)
     rays = torch.nn.functional.normalize(torch.randn(n, 3, generator=generator), dim=-1)
     return hits_of(torch.tensor([-0.2, 0.0, -0.4]), rays)
 
 
 def pinhole_faces(view, size):
-    """Six pinhole views [size, size] that show together what a panorama of the room shows."""
+    """Returns six pinhole views [size, size] that together cover a panorama of the room."""
     turns = [(0, 0), (90, 0), (180, 0), (270, 0), (0, 90), (0, -90)]
     K = intrinsics(size, size, 90.0)
     faces = []
@@ -122,7 +122,7 @@ def pinhole_faces(view, size):
 
 
 def write_panoramas(folder, capture, **values):
-    """Writes ``transforms.json`` of panoramas and their images; `values` are added to the file."""
+    """Writes ``transforms.json`` and the images of panoramas; `values` are added to the file."""
     folder.mkdir(parents=True, exist_ok=True)
     views = sorted((*capture.train, *capture.test), key=lambda view: view.name)
     for view in views:

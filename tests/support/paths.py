@@ -1,4 +1,4 @@
-"""Paths of the project, of the data beside it, and of saved test cases."""
+"""Paths of the project, its data, and saved test cases."""
 
 from pathlib import Path
 
@@ -14,4 +14,4 @@ for name in ("tsplat", "tsplat.scene", "tsplat.scene.capture"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = ["/".join(({str(ROOT)!r}, *name.split(".")))]
 """
-"""Code that imports no packages when their modules are imported, as PyTorch takes seconds."""
+"""Code that allows importing modules without their packages, which import PyTorch and take seconds."""

@@ -1,4 +1,4 @@
-"""Captures as Polycam and Record3D export them from phones, of the procedural scene."""
+"""Writes captures of the procedural scene like those that Polycam and Record3D export from phones."""
 
 import json
 
@@ -11,11 +11,11 @@ from tests.support.captures import OPENGL_AXES
 from tsplat.scene.capture.procedural import trace
 
 DEPTH_SCALE = 2
-"""Pixels of a photograph per pixel of its depth, along each axis."""
+"""Pixels of a photograph per pixel of its depth map, along each axis."""
 
 
 def depth_of(view):
-    """The depth [H, W] along the optical axis of the procedural scene, 0 where there is none, at half the size."""
+    """Returns the depth [H, W] of the procedural scene along the optical axis at half the size; 0 if there is none."""
     width, height = view.width // DEPTH_SCALE, view.height // DEPTH_SCALE
     K = torch.diag(torch.tensor([1 / DEPTH_SCALE, 1 / DEPTH_SCALE, 1])) @ view.camera.K
     depth = torch.zeros(height, width)
@@ -27,12 +27,12 @@ def depth_of(view):
 
 
 def _pose(view):
-    """Camera to world in OpenGL axes, [4, 4] fp64."""
+    """Returns the camera-to-world matrix in OpenGL axes, [4, 4] fp64."""
     return torch.linalg.inv(view.camera.viewmat.double()) @ OPENGL_AXES
 
 
 def write_polycam(folder, views, corrected=True, depth=True, **values):
-    """Writes raw data of Polycam and returns the folder; `values` replace those of each camera."""
+    """Writes raw data of Polycam and returns the folder; `values` replace values of each camera."""
     prefix = "corrected_" if corrected else ""
     frames = folder / "keyframes"
     for name in (f"{prefix}images", f"{prefix}cameras", "depth", "confidence"):
@@ -54,7 +54,7 @@ def write_polycam(folder, views, corrected=True, depth=True, **values):
 
 
 def write_record3d(folder, views, per_frame=True, depth=False, **values):
-    """Writes an EXR + JPG sequence of Record3D and returns the folder; `values` replace those of the metadata."""
+    """Writes an EXR + JPG sequence of Record3D and returns the folder; `values` replace values of the metadata."""
     (folder / "rgb").mkdir(parents=True)
     (folder / "depth").mkdir()
     poses, coefficients = [], []

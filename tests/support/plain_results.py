@@ -1,4 +1,4 @@
-"""Runs without charts, and with few steps that fit poses: both take most of the time of runs of a few steps."""
+"""Speeds up short runs: leaves out charts and uses few steps for fitting poses, which take most of their time."""
 
 from tsplat.support.files import atomic_write
 from tsplat.training import evaluation
@@ -13,7 +13,7 @@ def write_no_curve(path, history):
 
 
 def simplify(setattr=setattr):
-    """Makes the runs of this process leave out charts, and fit poses in three steps."""
+    """Makes runs in this process leave out charts, and fit poses in three steps."""
     setattr(charts, "_svg", lambda title, draw: Html("<svg></svg>"))
     setattr(results, "write_psnr_curve", write_no_curve)
     setattr(evaluation, "POSE_STEPS", 3)

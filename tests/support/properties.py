@@ -1,7 +1,7 @@
-"""Properties that hold for every scene. Tests check each on a few random cases, `make fuzz` on any number.
+"""Properties that hold for every scene. Tests check each with a few random cases, `make fuzz` with any number.
 
-A property takes a case and a backend, raises AssertionError if it does not hold, and returns the largest error over its
-bound, or 0 if it compares bits.
+A property takes a case and a backend, raises AssertionError if it does not hold, and returns the largest ratio of error
+to bound, or 0 if it compares bits.
 """
 
 import dataclasses
@@ -26,18 +26,18 @@ GEOMETRY = ("means", "quats", "scales", "opacities", "colors")
 
 
 def _scene(structure: scenes.Structure, backend: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
-    """Builds the structure's scene, on the GPU if that is where the backend runs."""
+    """Builds the scene of a structure, on the GPU if the backend runs there."""
     on_gpu = backend == "triton" and torch.cuda.is_available()
     return scenes.make(structure, dtype, "cuda" if on_gpu else "cpu")
 
 
 def _is_interpreted(backend: str) -> bool:
-    """Whether kernels run in the interpreter, or on an emulator, which are slow."""
+    """Returns whether kernels run in the interpreter or on an emulator, which are slow."""
     return backend == "triton" and triton_is_interpreted()
 
 
 def random_scene(case: Case, backend: str) -> float:
-    """Images and every gradient match the reference, in fp64 and in fp32, within the tolerance policy."""
+    """Images and all gradients match the reference, in fp64 and in fp32, within the tolerances."""
     settings = case.mode | case.layout | dict(backend=backend)
     exact = assert_run_exact(_scene(case.structure, backend), case.seed, **settings)
     return max(exact, assert_run_fp32(_scene(case.structure, backend, torch.float32), case.seed, **settings))
@@ -47,9 +47,9 @@ VALUES = (0.0, -0.0, 1e-45, 1e-38, 1e-20, 1e-7, 1.0, 1e4, 1e10, 3e38, math.inf, 
 
 
 def special_values(case: Case, backend: str) -> float:
-    """Zeros, subnormals, infinities and NaN in the inputs of 20 Gaussians.
+    """Inputs of 20 Gaussians may contain zeros, subnormals, infinities and NaN.
 
-    All outputs are finite. Invalid Gaussians are culled and counted, have no gradient and do not change any bit of the
+    All outputs are finite. Invalid Gaussians are culled and counted, have no gradient, and do not change any bit of the
     image or of other Gaussians' gradients.
     """
     r = random.Random(case.seed)
@@ -69,7 +69,7 @@ def special_values(case: Case, backend: str) -> float:
 
     invalid = _invalid_gaussians(poisoned, settings)
     assert int(meta["n_invalid"]) == int(invalid.sum()), "n_invalid: differs from the reference's"
-    # The same scene with every invalid Gaussian clean, but transparent.
+    # The same scene with every invalid Gaussian replaced by a valid, transparent one.
     transparent = dict(poisoned)
     for name in GEOMETRY:
         dim = _gaussian_dim(case, clean[name], clean)
@@ -91,7 +91,7 @@ def special_values(case: Case, backend: str) -> float:
 
 
 def _invalid_gaussians(scene: dict[str, Any], settings: dict[str, Any]) -> Tensor:
-    """The Gaussians that the reference finds invalid, [*batch, N] bool."""
+    """Returns a mask [*batch, N] bool of the Gaussians that are invalid according to the reference."""
     plain = {name: value for name, value in settings.items() if name not in (*LAYOUT, "backend")}
     plain["numerics"] = PRESETS[plain.get("numerics", "gsplat-1.5")]
     with torch.no_grad():
@@ -101,7 +101,7 @@ def _invalid_gaussians(scene: dict[str, Any], settings: dict[str, Any]) -> Tenso
 
 
 def _gaussian_dim(case: Case, tensor: Tensor, scene: dict[str, Any]) -> int:
-    """The dimension of a tensor of the scene that counts Gaussians."""
+    """Returns the dimension of a tensor of the scene that indexes Gaussians."""
     n_batch = len(case.structure.batch)
     per_camera = tensor.shape == scene["colors"].shape and case.structure.per_camera_colors
     return n_batch + per_camera
@@ -189,7 +189,7 @@ def tile_sizes(case: Case, backend: str) -> float:
 
 
 def cameras_split(case: Case, backend: str) -> float:
-    """One call per camera gives the same bits of images, and gradients whose sum is the same."""
+    """One call per camera gives images with the same bits, and gradients with the same sum."""
     structure = dataclasses.replace(case.structure, batch=(), cameras=3)
     scene = _scene(structure, backend)
     settings = case.mode | case.layout | dict(backend=backend)
@@ -256,7 +256,7 @@ def repeated(case: Case, backend: str) -> float:
     settings = case.mode | case.layout | dict(backend=backend)
     repeats = 2 if _is_interpreted(backend) else 10  # the interpreter has no threads
     threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    # PyTorch's deterministic mode is off and several threads run, so that only the code itself can fix the order.
+    # PyTorch's deterministic mode is off and several threads run, so that only the code itself can ensure the order.
     torch.set_num_threads(4)
     torch.set_deterministic_debug_mode("default")
     try:
@@ -268,7 +268,7 @@ def repeated(case: Case, backend: str) -> float:
 
 
 def memory_error(case: Case, backend: str) -> float:
-    """Scales that are far too large raise MemoryBudgetError, and do not change the bits of the next call."""
+    """Scales that are much too large raise MemoryBudgetError, and do not change the bits of the next call."""
     structure = dataclasses.replace(
         case.structure, n=40, size=1.0, covars=False, width=32, height=32, batch=(), camera_model="pinhole"
     )
@@ -276,7 +276,7 @@ def memory_error(case: Case, backend: str) -> float:
         structure = dataclasses.replace(structure, cameras=1)
     scene = _scene(structure, backend, torch.float32)
     wrong = scene | dict(scales=scene["scales"].exp().exp() if case.seed % 2 else scene["scales"] * 1e4)
-    # Otherwise the wrong Gaussians might not be visible at all.
+    # Otherwise, the wrong Gaussians might be invisible.
     wrong["opacities"] = wrong["opacities"].clamp_min(0.5)
     settings = {**case.layout, "tile_size": 4, "backend": backend, "memory_budget": 20_000}
     before, _ = run(scene, case.seed, **settings)
@@ -288,7 +288,7 @@ def memory_error(case: Case, backend: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Property:
-    """A check, the number of cases that tests and the long run try, and the trials that each case counts as."""
+    """A check, the number of cases in tests and in the long run, and the number of trials per case."""
 
     check: Callable[[Case, str], float]
     in_tests: int

@@ -1,4 +1,4 @@
-"""``.rad`` files, packed from the layout of Spark, independently of the package's reader."""
+"""Packs ``.rad`` files in the layout of Spark, independently of the package's reader."""
 
 import json
 import struct
@@ -17,11 +17,11 @@ BOUNDS = {"alpha": (0, 1), "rgb": (-0.5, 1.5), "scales": (-12, 9), "sh": (-1.5, 
 
 
 def rad_files(gaussians, encodings=PLAIN, size=40, *, tree=False, palette=0, beside=False, **values):
-    """Name -> content of the files of a model with chunks of `size`.
+    """Returns name -> content of the files of a model with chunks of `size`.
 
-    With `tree`, every other Gaussian is an inner node, whose opacity is 1.5. With `palette`, SH coefficients are rows
-    of so many codes, which the first chunk has, by the index of the Gaussian. With `beside`, chunks are files of their
-    own. `values` replace those of the header.
+    With `tree`, every other Gaussian is an inner node with an opacity of 1.5. With `palette`, SH coefficients refer by
+    the index of the Gaussian to that number of palette rows in the first chunk. With `beside`, chunks are separate
+    files. `values` replace values of the header.
     """
     count, degree = len(gaussians), gaussians.sh_degree
     chunks = [
@@ -50,7 +50,7 @@ def _with_header(magic, header):
 
 
 def _chunk(gaussians, rows, encodings, tree, palette):
-    """A chunk of rows."""
+    """Returns a chunk with the given rows."""
     part = gaussians.select(rows)
     alpha = part.opacities.double().numpy()[:, None]
     if tree:
@@ -93,7 +93,7 @@ def _chunk(gaussians, rows, encodings, tree, palette):
 
 
 def _encode(values, encoding, low, high):
-    """The bytes of values [N, D]: all of the first column, then all of the second, and so on."""
+    """Encodes values [N, D] column by column."""
     if encoding == "oct88r8":
         return bytes(byte for row in values for byte in _octahedral(*row))
     if encoding in ("f32", "f16") and values.shape[1] == 4:
@@ -118,7 +118,7 @@ def _encode(values, encoding, low, high):
 
 
 def _octahedral(x, y, z, w):
-    """The axis of a rotation on the octahedron, and its angle, in three bytes."""
+    """Encodes rotations in three bytes: the axis on the octahedron, and the angle."""
     angle = 2 * np.arccos(min(w, 1.0))
     axis = np.array([x, y, z]) / max(np.sin(angle / 2), 1e-9)
     axis = axis / max(np.abs(axis).sum(), 1e-9)

@@ -1,4 +1,4 @@
-"""Tables of cameras as RealityCapture and RealityScan export them, and the projection of their lens."""
+"""Writes camera tables like those of RealityCapture and RealityScan, and implements the projection of their lens."""
 
 import math
 
@@ -16,8 +16,10 @@ LENS = ("k1", "k2", "k3", "k4", "t1", "t2")
 
 
 def angles_of(rotation):
-    """Yaw, pitch and roll in degrees of a world-to-camera rotation [3, 3]: its camera-to-world OpenGL rotation is
-    Rz(-yaw) Rx(pitch) Ry(roll)."""
+    """Returns yaw, pitch and roll in degrees of a world-to-camera rotation [3, 3].
+
+    The camera-to-world rotation in OpenGL axes is Rz(-yaw) Rx(pitch) Ry(roll).
+    """
     turned = (torch.diag(torch.tensor([1.0, -1, -1], dtype=torch.float64)) @ rotation.double()).T
     pitch = math.asin(max(-1.0, min(1.0, float(turned[2, 1]))))
     roll = math.atan2(-float(turned[2, 0]), float(turned[2, 2]))
@@ -26,7 +28,7 @@ def angles_of(rotation):
 
 
 def row(name, camera, header=REALITYCAPTURE, **lens):
-    """The line of a camera, whose focal lengths are equal, with coefficients of its lens."""
+    """Returns the line of a camera with equal focal lengths and the given lens coefficients."""
     viewmat, K, scale = camera.viewmat.double(), camera.K.double(), max(camera.width, camera.height)
     f, cx, cy = (float(K[i]) for i in ((0, 0), (0, 2), (1, 2)))
     values = {key: lens.get(key, 0.0) for key in LENS}
@@ -41,7 +43,7 @@ def row(name, camera, header=REALITYCAPTURE, **lens):
 
 
 def write_realitycapture(folder, views, header=REALITYCAPTURE, images="images", file="cameras.csv", **lens):
-    """Writes views, whose focal lengths are equal, and returns the folder."""
+    """Writes views with equal focal lengths, and returns the folder."""
     for view in views:
         write_image(folder / images / view.name, view.image)
     lines = [header, *(row(view.name, view.camera, header, **lens) for view in views)]
@@ -50,7 +52,7 @@ def write_realitycapture(folder, views, header=REALITYCAPTURE, images="images", 
 
 
 def project(points, viewmat, K, lens):
-    """Projects points [P, 3] of the world: Brown's lens, with t1 of x and t2 of y. [P, 2]"""
+    """Projects world points [P, 3] through Brown's lens, where t1 belongs to x and t2 to y, [P, 2]."""
     local = points.double() @ viewmat[:3, :3].double().T + viewmat[:3, 3].double()
     x, y = (local[:, :2] / local[:, 2:]).unbind(1)
     k1, k2, k3, k4, t1, t2 = (lens.get(name, 0.0) for name in LENS)

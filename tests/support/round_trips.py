@@ -1,4 +1,4 @@
-"""The largest errors of models after writing and reading, as the writers document them."""
+"""Checks the largest errors of models after writing and reading, as documented by the writers."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ FLOAT_EPSILON = 2.0**-22
 CHUNK = 256
 EXACT_PALETTE = 1 << 14
 LINEAR = ("glb", "gltf", "usda", "usdc", "usdz")
-"""Formats of parameters after activation, in float32."""
+"""Formats that store float32 parameters after activation."""
 
 WRITERS = {"compressed-ply": compressed_ply, "spz": spz_writer, "sog": sog_writer}
 
@@ -30,7 +30,7 @@ ANGLES = {
     "spz": 2 * math.sqrt(3) / (math.sqrt(2) * 511),
     "sog": 2 * math.sqrt(6) / 255,
 }
-"""Format -> largest angle between rotations: 2 sqrt(3) times the step of the three smallest components."""
+"""Format -> largest angle between rotations, 2 sqrt(3) times the step of the three smallest components."""
 
 
 class RoundTripError(AssertionError):
@@ -38,7 +38,7 @@ class RoundTripError(AssertionError):
 
 
 def angles_between(one: Gaussians, other: Gaussians) -> Tensor:
-    """Angles between the rotations [N], radians."""
+    """Returns the angles between the rotations, [N], in radians."""
     quats = []
     for gaussians in (one, other):
         quat = gaussians.quats.double()
@@ -48,14 +48,14 @@ def angles_between(one: Gaussians, other: Gaussians) -> Tensor:
 
 
 def check_round_trip(format: str, gaussians: Gaussians, found: Gaussians, origin: Sequence[float] = ()) -> None:
-    """Checks Gaussians found in a file of a format against those written to it.
+    """Compares the Gaussians read from a file with those written to it.
 
     Args:
-        origin: What the means in the file are moved by, in double precision; empty if they are not.
+        origin: Offset of the means in the file, in double precision; empty for none.
     """
     if origin and len(gaussians) == len(found):
         means = gaussians.means.double()
-        # Sums of doubles, their differences from the origin, and those in float32.
+        # Rounding of sums in double precision, of differences from the origin, and of float32.
         tolerance = 2.0**-51 * (max(map(abs, origin)) + means.abs()) + FLOAT_EPSILON * means.abs()
         _check(f"{format}: means relative to an origin", found.means, gaussians.means, tolerance)
         found = dataclasses.replace(found, means=gaussians.means)
@@ -82,7 +82,7 @@ def check_round_trip(format: str, gaussians: Gaussians, found: Gaussians, origin
     expected = gaussians.map(lambda tensor: tensor[order])
     CHECKS[format](expected, found)
     _check(f"{format}: opacities", found.opacities, expected.opacities, 0.5 / 255 + 2e-6)
-    # In float32, the largest component is inaccurate to second order.
+    # In float32, the largest component has a second-order error.
     _check(f"{format}: rotations", angles_between(found, expected), torch.zeros(len(found)), 1.02 * ANGLES[format])
 
 
@@ -97,7 +97,7 @@ def _check(name: str, found: Tensor, expected: Tensor, tolerance: Tensor | float
 
 
 def file_order(format: str, gaussians: Gaussians) -> Tensor:
-    """Returns the ids of the Gaussians in the order of a file; of Streamed SOG, in that of its finest level."""
+    """Returns the ids of the Gaussians in file order; for Streamed SOG, in the order of its finest level."""
     if format == "streamed-sog":
         return morton_order(gaussians.means)
     if format == "splat":
@@ -135,7 +135,7 @@ def _check_compressed_ply(expected: Gaussians, found: Gaussians) -> None:
     chunk_ids = torch.arange(len(expected)) // CHUNK
 
     def tolerance(values: Tensor, levels: Tensor | int) -> Tensor:
-        """Half of the distance between levels in each chunk."""
+        """Returns half of the distance between levels in each chunk."""
         chunks = values.double().split(CHUNK)
         sizes = torch.stack([chunk.amax(0) - chunk.amin(0) for chunk in chunks])[chunk_ids]
         return 0.5 * sizes / levels + 2 * FLOAT_EPSILON * values.abs().amax(0)
@@ -180,7 +180,7 @@ def _check_sog(expected: Gaussians, found: Gaussians) -> None:
 
 
 def _check_codebook(name: str, found: Tensor, expected: Tensor, weights: float | Tensor = 1.0) -> None:
-    """Checks that there are at most 256 values, the nearest one each, better than equally distant ones would be."""
+    """Checks that there are at most 256 values, each the nearest one, with a smaller error than equidistant values."""
     if not expected.numel():
         return
     if expected.unique().numel() <= 256:

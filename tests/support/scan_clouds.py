@@ -1,4 +1,4 @@
-"""Point clouds as laspy and pye57 write them; tests are skipped without these packages."""
+"""Writes point clouds with laspy and pye57; tests are skipped without these packages."""
 
 import numpy as np
 import pytest

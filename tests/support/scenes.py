@@ -1,4 +1,4 @@
-"""Random scenes for tests. A structure holds sizes, options and a seed; the seed determines all numbers."""
+"""Random scenes for tests. A structure contains sizes, options and a seed; the seed determines all numbers."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ DIFFERENTIABLE = ("means", "quats", "scales", "covars", "opacities", "colors", "
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """The sizes and options of a scene, and the seed of its numbers."""
+    """Sizes and options of a scene, and the seed of its numbers."""
 
     n: int = 12
     cameras: int = 2
@@ -34,12 +34,13 @@ class Structure:
 
 
 def make(structure: Structure, dtype: torch.dtype = torch.float64, device: str = "cpu") -> dict[str, Any]:
-    """Builds keyword arguments of `rasterization`: a cloud of Gaussians before cameras of various poses and intrinsics.
+    """Returns keyword arguments of `rasterization`: a cloud of Gaussians in front of cameras with various poses and
+    intrinsics.
 
-    Means are [*batch, N, 3], viewmats [*batch, C, 4, 4]. Some means lie outside the image, a few behind the camera, and
-    one opacity in six is 1, so that alpha reaches its clamp. Half of the means are behind other cameras than pinhole.
-    A fisheye camera has a field of view of 229 degrees along the longer edge. The first one of a scene is the identity,
-    and some means lie on or close to its axis.
+    Means are [*batch, N, 3], viewmats [*batch, C, 4, 4]. Some means lie outside of the image and a few behind the
+    camera; one opacity in six is 1, so that alpha is clamped. For camera models other than pinhole, half of the means
+    are behind the camera. Fisheye cameras have a field of view of 229 degrees along the longer edge. The first camera
+    of a scene is the identity, and some means lie on or close to its axis.
     """
     s = structure
     generator = torch.Generator().manual_seed(s.seed)
@@ -108,7 +109,7 @@ def _small_rotations(axis_angle: Tensor) -> Tensor:
 
 @st.composite
 def structures(draw: st.DrawFn, *, max_pixels: int = 24, max_n: int = 20, channels: int = 5) -> Structure:
-    """Structures with any combination of options."""
+    """Draws structures with any combination of options."""
     sh_degree = draw(st.none() | st.integers(0, 4))
     return Structure(
         n=draw(st.integers(0, max_n)),
@@ -130,7 +131,7 @@ def structures(draw: st.DrawFn, *, max_pixels: int = 24, max_n: int = 20, channe
 
 @st.composite
 def modes(draw: st.DrawFn) -> dict[str, Any]:
-    """Settings of `rasterization` that change the image."""
+    """Draws settings of `rasterization` that change the image."""
     return dict(
         render_mode=draw(st.sampled_from(["RGB", "D", "ED", "RGB+D", "RGB+ED"])),
         rasterize_mode=draw(st.sampled_from(["classic", "antialiased"])),
@@ -144,7 +145,7 @@ def modes(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> dict[str, Any]:
-    """Settings of `rasterization` that do not change the image."""
+    """Draws settings of `rasterization` that do not change the image."""
     return dict(
         packed=draw(st.booleans()),
         tile_size=draw(st.sampled_from([4, 8, 16])),
@@ -153,7 +154,7 @@ def layouts(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def leaves(scene: dict[str, Any]) -> dict[str, Any]:
-    """Copies the differentiable inputs of a scene to leaves that require a gradient."""
+    """Copies the differentiable inputs of a scene to leaf tensors that require a gradient."""
     return {
         name: value.detach().clone().requires_grad_() if name in DIFFERENTIABLE and value is not None else value
         for name, value in scene.items()
@@ -161,6 +162,6 @@ def leaves(scene: dict[str, Any]) -> dict[str, Any]:
 
 
 def random_like(outputs: tuple[Tensor, ...], seed: int) -> tuple[Tensor, ...]:
-    """Random incoming gradients for images, one for each."""
+    """Returns random incoming gradients, one for each image."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.device, t.dtype) for t in outputs)

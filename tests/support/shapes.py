@@ -1,4 +1,4 @@
-"""Surfaces of known shape made of Gaussians, and how far a mesh is from them."""
+"""Surfaces of known shape made of Gaussians, and measures of meshes."""
 
 import math
 
@@ -10,7 +10,7 @@ from tsplat.scene.rotation import positive_quaternions
 
 
 def fibonacci_sphere(n):
-    """`n` evenly spaced points [n, 3] of the unit sphere."""
+    """Returns `n` evenly spaced points [n, 3] on the unit sphere."""
     i = torch.arange(n, dtype=torch.float64)
     height, azimuth = 1 - (2 * i + 1) / n, i * math.pi * (3 - math.sqrt(5))
     side = (1 - height**2).sqrt()
@@ -18,7 +18,7 @@ def fibonacci_sphere(n):
 
 
 def sphere_of_gaussians(n=3000, *, surfels=False, opacity=0.95, center=(0.0, 0.0, 0.0)):
-    """Discs that are tangent to a unit sphere, with RGB that is (n + 1) / 2 for its normals n."""
+    """Returns discs tangent to a unit sphere with RGB (n + 1) / 2 for normals n."""
     normals = fibonacci_sphere(n)
     other = torch.where(normals[:, :1].abs() < 0.9, torch.eye(3)[0].double(), torch.eye(3)[1].double())
     x = torch.nn.functional.normalize(normals.cross(other, dim=1), dim=1)
@@ -36,20 +36,20 @@ def sphere_of_gaussians(n=3000, *, surfels=False, opacity=0.95, center=(0.0, 0.0
 
 
 def cameras_on_sphere(n, size, *, distance=3.0, fov=50.0, center=(0.0, 0.0, 0.0)):
-    """`n` cameras of `size` pixels all around a center, looking at it."""
+    """Returns `n` cameras of `size` pixels around a center, looking at it."""
     K, middle = intrinsics(size, size, fov), torch.tensor(center, dtype=torch.float64)
     eyes = middle + distance * fibonacci_sphere(n)
     return [Camera(look_at(eye.tolist(), center), K, size, size) for eye in eyes]
 
 
 def edge_counts(mesh):
-    """How many faces each edge has: 2 for all of a closed mesh."""
+    """Returns the number of faces of each edge; it is always 2 for a closed mesh."""
     faces = mesh.faces.numpy()
     edges = np.sort(faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2), axis=1)
     return np.unique(edges, axis=0, return_counts=True)[1]
 
 
 def signed_volume(mesh):
-    """The volume inside of a closed mesh; negative if its faces are turned inside out."""
+    """Returns the volume of a closed mesh; negative if its faces are oriented inwards."""
     a, b, c = (mesh.vertices[corner] for corner in mesh.faces.unbind(1))
     return float((a * b.cross(c, dim=1)).sum() / 6)

@@ -1,6 +1,7 @@
-"""A run, or a rank of one, that gets a signal: ``python -m tests.support.signal_worker RUN [SIGNAL WHERE COUNT]``.
+"""A run, or a rank of a run, that receives a signal: ``python -m tests.support.signal_worker RUN [SIGNAL WHERE
+COUNT]``.
 
-Without a signal, the run trains to its end, from its newest checkpoint if it has any.
+Without a signal, the run trains to its end, starting from its newest checkpoint if there is one.
 """
 
 import os
@@ -24,11 +25,11 @@ from tsplat.training.runs import train as runs
 STEPS, EVAL_EVERY, SAVE_EVERY = 24, 6, 9
 
 MOMENTS = {"step": (Trainer, "advance"), "render": (evaluation, "_render"), "save": (run_checkpoints, "_write_files")}
-"""Functions during which the signal is sent."""
+"""Name of a moment -> function during which the signal is sent."""
 
 
 def send(run, signum, where, count):
-    """Sends a signal in the middle of the `count`-th call of a function, to the launcher if there is one."""
+    """Sends a signal during the `count`-th call of a function, to the launcher if there is one."""
     owner, name = MOMENTS[where]
     function, calls = getattr(owner, name), 0
 

@@ -7,7 +7,8 @@ import pytest
 
 
 def slow_after(n: int, values: Iterable[Any]) -> list[Any]:
-    """Marks all parameters but the first n as slow: they repeat what those check. Tuples are several parameters."""
+    """Marks all parameters except the first n as slow, because they repeat the same checks. Tuples are several
+    parameters."""
     return [
         value if i < n else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
         for i, value in enumerate(values)

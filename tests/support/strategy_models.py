@@ -1,10 +1,10 @@
-"""Gaussians with optimizers for the tests of strategies; their moments tell which Gaussian they belong to."""
+"""Gaussians with optimizers for tests of strategies; moments contain the id of their Gaussian."""
 
 import torch
 
 
 def make_model(n, seed=0):
-    """Parameters with an id for each Gaussian, and optimizers whose moments are these ids."""
+    """Returns parameters with an id for each Gaussian, and optimizers whose moments are these ids."""
     generator = torch.Generator().manual_seed(seed)
     values = dict(
         means=torch.randn(n, 3, generator=generator),
@@ -40,7 +40,7 @@ def check_moments(params, optimizers):
 
 
 def make_info(gradients, radii):
-    """The info of a single camera with an image of 200 x 100 pixels."""
+    """Returns the info of a single camera with an image of 200 x 100 pixels."""
     means2d = torch.zeros(1, len(gradients), 2)
     means2d.grad = gradients[None]
     return dict(means2d=means2d, radii=radii[None], width=200, height=100, n_cameras=1, gaussian_ids=None)

@@ -1,4 +1,4 @@
-"""The browser that tests drive."""
+"""Tests of the browser driver."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests that crashes and hangs of USD's process are found when it is forked."""
+"""Tests that crashes and hangs of the USD process are detected if it is forked."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Tests of free memory: limits of containers and of the process."""
+"""Tests of free memory: limits of containers and the process."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ V1 = "/sys/fs/cgroup/memory"
 
 
 def system(root, groups, mounts, **files):
-    """Writes files of a system. `files` are those of control groups, named by their paths."""
+    """Writes the files of a system; `files` are the files of control groups by path."""
     files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": groups, "proc/self/mountinfo": mounts, **files}
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def group(folder, version, limit, used, cached):
     ("groups", "mounts", "files", "expected"),
     [
         ("", "", {}, 8000 * 1024),
-        # Version 2: the parent has the smaller limit, and cached files do not count as used.
+        # Version 2: the parent has the smaller limit, and cached files do not count as used memory.
         (
             "0::/a/b\n",
             "30 24 0:26 / /cg rw - cgroup2 cgroup2 rw\n",
@@ -42,7 +42,7 @@ def group(folder, version, limit, used, cached):
         # A container sees its own group as the root of the mount, or is named from outside of it.
         ("0::/\n", "30 24 0:26 / /cg rw - cgroup2 cgroup2 rw\n", group("cg", 2, "900", "100", 0), 800),
         ("0::/../x\n", "30 24 0:26 / /cg rw - cgroup2 cgroup2 rw\n", group("cg", 2, "900", "100", 0), 800),
-        # Version 1, with the path of the machine, of which the mount has a part.
+        # Version 1: the path is that of the machine, and the mount is a part of it.
         (
             "4:cpu:/z\n3:memory:/docker/1\n",
             f"31 24 0:27 /docker/1 {V1} rw shared:1 - cgroup cgroup rw,memory\n",

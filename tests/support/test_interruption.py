@@ -1,4 +1,4 @@
-"""Signals that end a run."""
+"""Tests of signals that end a run."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def test_first_signal_asks_to_stop(signum):
         stop.check()
         assert not stop.is_set
         os.kill(os.getpid(), signum)
-        os.kill(os.getpid(), signum)  # what a scheduler sends to every process, and a launcher forwards
+        os.kill(os.getpid(), signum)  # the scheduler signals every process, and the launcher forwards the signal
         assert stop.is_set
         assert stop.signum == signum
         with pytest.raises(Interrupted) as error:
@@ -132,7 +132,7 @@ def test_requests_to_stop_are_noted_at_once():
 
 @pytest.mark.parametrize("calls", range(1, 5))
 def test_an_interrupt_while_signals_are_deferred_leaves_handlers_that_work(calls):
-    """A handler that raises when the n-th handler is installed or restored."""
+    """A handler raises when the n-th handler is installed or restored."""
     before, install, count = handlers(), signal.signal, 0
 
     def interrupted(signum, handler):

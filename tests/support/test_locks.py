@@ -1,4 +1,4 @@
-"""Locks of folders."""
+"""Tests of folder locks."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ with lock_folder(sys.argv[1]):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that holds the lock of `tmp_path`."""
+    """Starts another process that holds the lock of `tmp_path`."""
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"locked\n"
@@ -130,7 +130,7 @@ def write_holder(folder, **changes):
 
 
 def test_held_file_is_refused_whatever_it_names(tmp_path):
-    """As in another container, where processes of this one seem to have ended."""
+    """Simulates another container, in which processes of this one seem to have ended."""
     fcntl = pytest.importorskip("fcntl")
     for changes in ({}, {"machine": "other"}, {"ids": "pid:[1]"}, {"pid": os.getpid(), "ticks": 1}):
         write_holder(tmp_path, **changes)
@@ -168,7 +168,7 @@ def test_one_process_cannot_lock_a_folder_twice(tmp_path, monkeypatch, supported
         ({"file_lock": False, "ids": "pid:[1]"}, True),
         ({"file_lock": False, "machine": "other"}, True),
         ({"kernel": "another", "machine": "other"}, True),
-        ({"kernel": "another"}, False),  # this machine before it was started again
+        ({"kernel": "another"}, False),  # this machine before a reboot
         ({"file_lock": False}, False),
     ],
 )
@@ -218,7 +218,7 @@ def test_forked_children_do_not_hold_the_lock(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs namespaces")
 def test_containers_with_the_same_machine_name(tmp_path):
-    """Both see another process with the id of the holder, or none."""
+    """Both containers see another process with the id of the holder, or none."""
     space = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*space, "true"], capture_output=True, check=False).returncode:
         pytest.skip("unshare is not allowed here")

@@ -1,4 +1,4 @@
-"""Output to readers that are gone, and to full disks."""
+"""Tests of output to readers that have ended, and to full disks."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def test_text_for_a_full_disk_is_discarded_only_on_request():
 
 @pytest.mark.skipif(os.name != "posix", reason="closes descriptors before the program starts")
 def test_closed_output_does_not_fall_into_files(tmp_path):
-    """The next file that is opened has the number of the closed one, into which libraries would print."""
+    """The next opened file would get the descriptor of the closed output, and libraries would print into it."""
     code = WITHOUT_TORCH + "import os; from tsplat.support.output import protect_output; protect_output()"
     code += "; print(sys.stdout.isatty())"
     code += f"; file = open({str(tmp_path / 'file')!r}, 'w'); os.write(1, b'text'); os.write(2, b'text')"

@@ -1,4 +1,4 @@
-"""Tests of opening files that others made."""
+"""Tests of opening untrusted files."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_impossible_names_of_folders_are_errors(name):
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_impossible_names_in_files_are_errors(tmp_path, name):
-    """In a meta.json, and a lod-meta.json."""
+    """Names in a meta.json and in a lod-meta.json."""
     gaussians = make_gaussians()
     write_sog(tmp_path / "meta.json", gaussians)
     meta = json.loads((tmp_path / "meta.json").read_text())

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, for tests of what works on shards."""
+"""Ranks as threads of one process, for tests of code that works on shards."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +37,7 @@ class ThreadRanks(RankGroup):
 
 
 def on_ranks(world_size, function):
-    """Returns what a function returns for each of some ranks, which call it at the same time."""
+    """Calls a function on all ranks at the same time, and returns the result of each."""
     barrier, values = threading.Barrier(world_size), [None] * world_size
 
     def run(rank):

@@ -1,8 +1,8 @@
-"""Groups of ranks, one after another: ``python -m tests.support.train_worker FOLDER WORLD_SIZE:JOB,JOB...``.
+"""Runs groups of ranks one after another: ``python -m tests.support.train_worker FOLDER WORLD_SIZE:JOB,JOB...``.
 
-Each job is a function of this module; every rank writes its result as ``JOB_WORLDSIZE_RANK.json`` into the folder.
-Ranks are forked from one process, which has imported PyTorch for all of them. It trains first if the first group is a
-single process, so that ranks find the kernels loaded.
+Each job is a function of this module; every rank writes its result as ``JOB_WORLDSIZE_RANK.json`` to the folder. Ranks
+are forked from one process that has imported PyTorch. If the first group is a single process, it trains before the
+forks, so that kernels are loaded for the ranks.
 """
 
 import dataclasses
@@ -36,10 +36,10 @@ from tsplat.training.runs import train as runs
 
 STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "16"))
 SAVED_AT = 8
-"""Between refinements, so that the strategies have accumulated statistics."""
+"""Step of the checkpoint, between refinements, so that strategies have accumulated statistics."""
 UMASKS = (0o022, 0o077, 0o002)
 KINDS = ("default", "absgrad", "mcmc", "long-axis", "surfels")
-"""What is trained: strategies, and 2D Gaussians."""
+"""Kinds of training: strategies, and 2D Gaussians."""
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def configuration(kind, parallel, steps=STEPS):
     }
     return RunConfig(
         steps=steps,
-        # Not multiples of two or four ranks, so that some ranks have no view in the last turn.
+        # Not multiples of two or four, so that some ranks have no view in the last round.
         views_per_step={"default": 3, "absgrad": 5, "mcmc": 4, "long-axis": 3, "surfels": 3}[kind],
         seed=5,
         strategy=strategies[kind],
@@ -81,8 +81,8 @@ def configuration(kind, parallel, steps=STEPS):
 
 
 def start(scene):
-    # In fp64, because a single bit can decide whether a Gaussian is split. Anisotropic, because the gradients of
-    # rotations of spheres are rounding errors, which Adam would amplify.
+    # Use fp64, because a single bit can decide whether a Gaussian is split, and anisotropic Gaussians, because the
+    # rotation gradients of spheres are rounding errors, which Adam would amplify.
     gaussians = Gaussians.from_points(scene.points, scene.colors, 1).map(Tensor.double)
     generator = torch.Generator().manual_seed(7)
     log_scales = gaussians.log_scales + 0.3 * torch.randn(gaussians.log_scales.shape, generator=generator)
@@ -91,7 +91,7 @@ def start(scene):
 
 
 def is_sharded(kind, world_size):
-    """Whether ranks shard Gaussians: of four, for every other kind; of two, for the others."""
+    """Returns whether ranks shard Gaussians: every other kind with four ranks, the remaining kinds with two."""
     return KINDS.index(kind) % 2 == (world_size == 2)
 
 
@@ -115,7 +115,7 @@ def train(ranks, folder):
 
 
 def train_sizes(ranks, folder):
-    """Trains a sharded scene on views of three sizes with backgrounds of their own. Returns counts and losses."""
+    """Trains a sharded scene on views of three sizes with different backgrounds. Returns counts and losses."""
     scene = capture()
 
     def cut(i, view):
@@ -140,7 +140,8 @@ def recorded(capacities, render, camera, background, capacity, degree, **options
 
 
 def train_with_capacity(ranks, folder):
-    """Trains a sharded scene with and without a capacity. Returns whether states are equal, and renderings of each."""
+    """Trains a sharded scene with and without a capacity. Returns whether the states are equal, and renderings of
+    each."""
     scene, states, capacities = capture(), [], []
     capacity.UNCOUNTED = 2 * ranks.rank  # too small for rank 0
     for choice in ("off", "on"):
@@ -155,7 +156,7 @@ def train_with_capacity(ranks, folder):
 
 
 def train_degree_zero(ranks, folder):
-    """Trains a sharded scene whose tensor of higher degrees has no columns, and refines it."""
+    """Trains and refines a sharded scene of SH degree 0, whose tensor of higher degrees is empty."""
     scene = capture()
     strategy = MCMCStrategy(cap_max=230, refine_start_iter=1, refine_every=2, refine_stop_iter=10)
     initial = Gaussians.from_points(scene.points, scene.colors, 0)
@@ -166,7 +167,8 @@ def train_degree_zero(ranks, folder):
 
 
 def close_capture():
-    """Views that show a part of a scene of 2,435 points each, of two sizes in turn, so that a call has one camera."""
+    """Returns views that each show a part of a scene with 2,435 points, in two alternating sizes, so that a call has
+    one camera."""
     scene = procedural_capture(40, 30, 4, 3, 4000, seed=3)
 
     def close(i, view):
@@ -179,9 +181,9 @@ def close_capture():
 
 
 def run_within_shards(ranks, folder):
-    """Trains, resumes and evaluates runs of more Gaussians than points without a tensor with a row for each.
+    """Trains, resumes and evaluates runs without a tensor that has a row for every Gaussian of all ranks.
 
-    Returns the numbers of Gaussians that checkpoints and models have.
+    Returns the numbers of Gaussians in checkpoints and models.
     """
     scene, counts = close_capture(), []
     model_rows.CHUNK = 500
@@ -202,7 +204,7 @@ def run_within_shards(ranks, folder):
 
 
 class SlowClock:
-    """A clock on which the steps of a rank take 10 ms, and as much for each rank before it."""
+    """A clock on which a step takes 10 ms on rank 0, and 10 ms more on each following rank."""
 
     def __init__(self, rank):
         self.now, self.tick = 0.0, 0.01 * (1 + rank)
@@ -213,7 +215,10 @@ class SlowClock:
 
 
 def train_timed_and_extended(ranks, folder):
-    """Runs for a time and for as many steps; both are extended, one with a cut. Returns steps, and what differs."""
+    """Runs for a time limit and for the same number of steps, and extends both, one after an interruption.
+
+    Returns the steps and the differences.
+    """
     runs.read_run_capture = lambda config, device, *_: capture()
     starts.time = SlowClock(ranks.rank)
     folders = [folder / f"{name}_{ranks.world_size}" for name in ("timed", "counted")]
@@ -231,7 +236,7 @@ def train_timed_and_extended(ranks, folder):
 
 
 def names_that_differ(*folders):
-    """The tensors of the newest checkpoints of two runs that are not the same bits."""
+    """Returns the names of tensors whose bits differ in the newest checkpoints of two runs."""
     first, second = (
         checkpoint.gaussians.tensors() | checkpoint.tensors for _, checkpoint, _ in map(read_newest, folders)
     )
@@ -239,7 +244,7 @@ def names_that_differ(*folders):
 
 
 def gathered_state(trainer, ranks):
-    """The trainer's state with the rows of all ranks, as JSON values."""
+    """Returns the trainer's state with the rows of all ranks, as JSON values."""
     tensors, figures = trainer.state()
     names = trainer.per_gaussian_names
     tensors = {name: ranks.all_gather(tensor) if name in names else tensor for name, tensor in tensors.items()}
@@ -247,7 +252,7 @@ def gathered_state(trainer, ranks):
 
 
 def saved_configuration(kind):
-    """A configuration whose state is saved, with moments in fp32 or bf16."""
+    """Returns a configuration for saving states, with moments in fp32 or bf16."""
     precision = "bf16" if kind == "long-axis" else "fp32"
     return dataclasses.replace(configuration(kind, "shard", 24), adam_moments=precision)
 
@@ -341,7 +346,7 @@ def run_jobs(rank, world_size, folder, jobs):
 
 def main():
     folder = Path(sys.argv[1])
-    # What all ranks need is imported before they are forked.
+    # Import the modules that all ranks need before they are forked.
     for module in ("torch._dynamo", "torch.distributed.checkpoint", "tsplat.kernels"):
         importlib.import_module(module)
     start(capture())

@@ -1,4 +1,4 @@
-"""A small scene for tests of training: random Gaussians, and views of them from around."""
+"""A small scene for tests of training: random Gaussians, and views around them."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 40, 30
 
 
 def make_gaussians(n=60, sh_degree=0):
-    """Anisotropic Gaussians of random colors."""
+    """Returns anisotropic Gaussians with random colors."""
     generator = torch.Generator().manual_seed(5)
     points = 0.5 * torch.randn(n, 3, generator=generator)
     gaussians = Gaussians.from_points(points, torch.rand(n, 3, generator=generator), sh_degree)
@@ -25,7 +25,7 @@ def make_gaussians(n=60, sh_degree=0):
 
 
 def make_views(gaussians, n=6, background=(0.0, 0.0, 0.0), model="pinhole"):
-    """Views from a circle around the origin, named by their index."""
+    """Returns views from a circle around the origin, named by their index."""
     views = []
     for i in range(n):
         angle = 2 * math.pi * i / n
@@ -38,12 +38,12 @@ def make_views(gaussians, n=6, background=(0.0, 0.0, 0.0), model="pinhole"):
 
 
 def gray(gaussians):
-    """The Gaussians without their colors, as a start for training."""
+    """Returns the Gaussians in gray, as a start for training."""
     return dataclasses.replace(gaussians, sh0=torch.zeros_like(gaussians.sh0))
 
 
 def image_sizes(folder):
-    """(width, height) of each image file of a folder, by name."""
+    """Returns the name -> (width, height) of each image file in a folder."""
     sizes = {}
     for path in sorted(folder.iterdir()):
         with Image.open(path) as image:
@@ -52,7 +52,7 @@ def image_sizes(folder):
 
 
 def make_checkpoint(step=1, n=500):
-    """A checkpoint of n random Gaussians."""
+    """Returns a checkpoint with n random Gaussians."""
     generator = torch.Generator().manual_seed(step)
     points = torch.randn(n, 3, generator=generator)
     gaussians = Gaussians.from_points(points, torch.rand(n, 3, generator=generator), 1)

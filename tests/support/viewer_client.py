@@ -1,4 +1,4 @@
-"""A client of the viewer without a browser: it speaks viser's protocol over a WebSocket."""
+"""A viewer client without a browser, which speaks viser's protocol over a WebSocket."""
 
 import io
 import socket
@@ -11,7 +11,7 @@ from PIL import Image
 
 
 class ViewerClient:
-    """A client whose window has a size, with the images that it receives; the first movement opens its session."""
+    """A client with a window size and the received images; the first camera movement opens its session."""
 
     def __init__(self, url: str, width: int = 640, height: int = 480) -> None:
         import viser
@@ -25,7 +25,7 @@ class ViewerClient:
         self.status = ""
 
     def move(self, eye: Sequence[float], target: Sequence[float], up: Sequence[float], fov: float) -> float:
-        """Moves the camera; vertical field of view in radians. Returns the time."""
+        """Moves the camera and returns the time; `fov` is the vertical field of view in radians."""
         import msgspec
         from viser._messages import ViewerCameraMessage
         from viser.transforms import SO3
@@ -42,7 +42,7 @@ class ViewerClient:
         return time.perf_counter()
 
     def receive(self, seconds: float) -> None:
-        """Receives messages for some time."""
+        """Receives messages for a number of seconds."""
         deadline = time.perf_counter() + seconds
         while (left := deadline - time.perf_counter()) > 0:
             try:
@@ -51,11 +51,11 @@ class ViewerClient:
                 return
 
     def wait_for_rest(self, since: float = 0.0, seconds: float = 60.0) -> tuple[NDArray[np.uint8], float]:
-        """Waits for the image at rest after a time; returns it as [h, w, 3] uint8, and the time when it came."""
+        """Waits for the final image after a time `since`; returns it as [h, w, 3] uint8, and its arrival time."""
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
             if self.images and self.images[-1][1] == "png" and self.images[-1][0] > since:
-                # One that was on its way may be followed by the last.
+                # An image in transit may be followed by the final one.
                 n_images = len(self.images)
                 self.receive(1.0)
                 if len(self.images) == n_images:
@@ -65,11 +65,11 @@ class ViewerClient:
         raise TimeoutError(f"no image at rest; the viewer says: {self.status}")
 
     def close(self) -> None:
-        """Disconnects as a browser does."""
+        """Disconnects like a browser."""
         self._socket.close()
 
     def vanish(self) -> None:
-        """Ends the connection without the handshake of the protocol, as when a browser crashes."""
+        """Closes the connection without the protocol's handshake, as if the browser crashed."""
         self._socket.socket.shutdown(socket.SHUT_RDWR)
 
     def _take(self, message: bytes) -> None:
@@ -86,5 +86,5 @@ class ViewerClient:
 
 
 def decode(content: bytes) -> NDArray[np.uint8]:
-    """[h, w, 3] uint8 of an image file."""
+    """Decodes an image file to [h, w, 3] uint8."""
     return np.array(Image.open(io.BytesIO(content)).convert("RGB"))

@@ -1,4 +1,4 @@
-"""Use of the viewer's page in a real browser: tabs, buttons, lists, keys, mouse and fingers."""
+"""Operates the viewer's page in a real browser: tabs, buttons, lists, keys, mouse and touch."""
 
 import json
 import time
@@ -8,18 +8,18 @@ SIZES = {"desktop": dict(width=1280, height=800), "phone": dict(width=390, heigh
 
 
 def click(page, text, selector="button"):
-    """Clicks what is called by a text, as soon as it is there."""
+    """Clicks the element with a text as soon as it exists."""
     click_element(page, _named(text, selector), text)
 
 
 def _named(text, selector):
-    """Expression of the visible element that is called by a text."""
+    """Returns a JavaScript expression for the visible element with a text."""
     test = f"e.offsetWidth && e.innerText.trim() === {json.dumps(text)}"
     return f"[...document.querySelectorAll({json.dumps(selector)})].find(e => {test})"
 
 
 def open_controls(page):
-    """Opens the controls, which are closed at first on a phone."""
+    """Opens the controls, which are initially closed on a phone."""
     script = """(() => {
         const bar = document.querySelector('[style*="cursor: pointer"][style*="height: 3.5em"]');
         if (bar && !bar.querySelector('button')) bar.click();
@@ -29,7 +29,7 @@ def open_controls(page):
 
 
 def open_tab(page, name):
-    """Opens a tab; panels of phones may move under the first click."""
+    """Opens a tab; on phones, panels may move during the first click."""
     open_controls(page)
     tabs = "[...document.querySelectorAll('[role=tab]')]"
     script = f"{tabs}.some(e => e.ariaSelected === 'true' && e.innerText.trim() === {json.dumps(name)})"
@@ -44,7 +44,7 @@ def open_tab(page, name):
 
 
 def choose(page, label, option):
-    """Chooses an option of a list; lists of busy pages may close under the first click."""
+    """Chooses an option of a list; on busy pages, lists may close during the first click."""
     labels = f"[...document.querySelectorAll('label')].filter(e => e.innerText.trim() === {json.dumps(label)})"
     field = f"{labels}.map(label => document.getElementById(label.htmlFor)).find(Boolean)"
     listed = _named(option, "[role=option]")
@@ -63,7 +63,7 @@ def choose(page, label, option):
 
 
 def click_element(page, expression, name):
-    """Clicks the middle of the element that an expression yields, with the mouse; again where it has moved away."""
+    """Clicks the center of the element that an expression yields with the mouse; repeats the click if it has moved."""
     script = f"""(() => {{
         const element = {expression};
         if (!element) return null;
@@ -79,17 +79,17 @@ def click_element(page, expression, name):
 
     def is_clicked():
         found.append(page.evaluate(script))
-        if not found[-1] or found[-2:] != [found[-1]] * 2:  # it does not stand still
+        if not found[-1] or found[-2:] != [found[-1]] * 2:  # the element is moving
             return False
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             mouse(page, kind, found[-1])
-        return page.evaluate("window.clicked") is not False  # None where the click led to another page
+        return page.evaluate("window.clicked") is not False  # None if the click led to another page
 
     until(is_clicked, f"no {name}")
 
 
 def press(page, key, seconds=0.0):
-    """Presses a key outside of all text controls, and holds it for some time."""
+    """Presses a key outside of all text controls, and holds it for a number of seconds."""
     page.evaluate("document.activeElement.blur()")
     letter = len(key) == 1
     code = dict(code=f"Key{key.upper()}" if letter else key, windowsVirtualKeyCode=ord(key.upper()) if letter else 37)
@@ -99,7 +99,7 @@ def press(page, key, seconds=0.0):
 
 
 def drag(page, points, touch=False, button="left"):
-    """Drags along points of the page, with the mouse or with a finger."""
+    """Drags along points of the page with the mouse or by touch."""
     if not touch:
         mouse(page, "mouseMoved", points[0], button)
     for i, point in enumerate(points):

@@ -1,4 +1,4 @@
-"""Models for clients of the viewer, and their controls."""
+"""Models for viewer clients, and functions for their controls."""
 
 import contextlib
 import dataclasses
@@ -26,14 +26,14 @@ def viewed(name="model", with_views=True, sh_degree=1):
 
 @contextlib.contextmanager
 def settled(client):
-    """Waits for the image at rest after changes."""
+    """Waits for the final image after changes."""
     n = len(client.images)
     yield
     wait_for(lambda: len(client.images) > n and client.images[-1][1] == "png")
 
 
 def control(client, label):
-    """The control of a label, which may have a unit behind it."""
+    """Returns the control with a label, which may be followed by a unit."""
     controls = client.gui.controls
     return (
         controls[label]
@@ -43,6 +43,6 @@ def control(client, label):
 
 
 def described(client):
-    """The text about a training."""
+    """Returns the text about a training run."""
     texts = (getattr(control, "content", "") for control in client.gui.controls.values())
     return next(text for text in texts if text.startswith("**Step "))
