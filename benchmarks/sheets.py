@@ -8,10 +8,10 @@ ENLARGED, GAP, TITLE = 2, 12, 26
 """Factor by which images are enlarged, pixels between columns, and height of the title above an image."""
 
 
-def draw_sheet(cells: Iterable[tuple[int, int, str, Image.Image]]) -> Image.Image:
+def draw_sheet(cells: Iterable[tuple[int, int, str, Image.Image]], enlarged: int = ENLARGED) -> Image.Image:
     """Draws enlarged images of equal size, given their columns, rows and titles."""
     cells = list(cells)
-    width, height = (ENLARGED * size for size in cells[0][3].size)
+    width, height = (enlarged * size for size in cells[0][3].size)
     n_columns, n_rows = 1 + max(cell[0] for cell in cells), 1 + max(cell[1] for cell in cells)
     sheet = Image.new("RGB", (n_columns * (width + GAP) - GAP, n_rows * (height + TITLE)), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(TITLE - 10)

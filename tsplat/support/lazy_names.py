@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import pkgutil
 import sys
 import types
@@ -22,8 +23,8 @@ class _Package(types.ModuleType):
 def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Returns ``__all__``, ``__getattr__`` and ``__dir__`` of a package that has a stub ``__init__.pyi``.
 
-    The stub, which type checkers read, imports the names and lists them in ``__all__``. A name is imported from
-    there when it is first used.
+    The stub, which type checkers read, imports the names and lists them in ``__all__``. Names and modules of the
+    package are imported when they are first used.
 
     Args:
         package: Name of the package, ``__name__`` in its ``__init__.py``.
@@ -40,9 +41,12 @@ def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[
     sys.modules[package].__class__ = _Package
 
     def load(name: str) -> Any:
-        if name not in sources:
+        if name in sources:
+            value = getattr(importlib.import_module(sources[name], package), name)
+        elif not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
+            value = importlib.import_module(f"{package}.{name}")
+        else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(sources[name], package), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -43,7 +43,7 @@ def paths(figure, color):
 
 def test_compact_numbers():
     assert [compact(v) for v in (0, 0.25, 4000, 12000, 1.5e6, 2e9, -3e4)] == [
-        "0", "0.25", "4000", "12k", "1.5M", "2G", "-30k",
+        "0", "0.25", "4,000", "12k", "1.5M", "2G", "-30k",
     ]  # fmt: skip
 
 

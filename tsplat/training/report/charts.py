@@ -109,11 +109,11 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[int], *, log:
 
 
 def compact(value: float, _position: int | None = None) -> str:
-    """Formats a number for an axis: 0.25, 500, 12k, 1.5M."""
+    """Formats a number for an axis: 0.25, 500, 1,500, 12k, 1.5M."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size <= abs(value) < 1e13:
             return f"{value / (1e3 if suffix == 'k' else size):.4g}{suffix}"
-    return f"{value:.4g}"
+    return f"{value:,.4g}"
 
 
 def _finite(points: Sequence[Point]) -> list[Point]:
