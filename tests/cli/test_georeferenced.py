@@ -64,7 +64,7 @@ def test_the_frame_of_the_files_must_be_known(run_folder, tmp_path, capsys):
     assert "note" not in capsys.readouterr().out
     assert not (tmp_path / "a.ply.world.json").exists()
     assert run("convert", tmp_path / "a.ply", tmp_path / "b.ply", "--frame", "files") == 2
-    assert "--frame: the place of" in capsys.readouterr().err
+    assert "--frame: the transform of" in capsys.readouterr().err
     assert run("export", run_folder, "--out", tmp_path / "a.html", "--frame", "files") == 2
     assert "--frame: not files for an output that ends in .html" in capsys.readouterr().err
     assert run("export", run_folder, "--out", tmp_path / "b.ply", "--frame", "files", "--up", 0, 0, 1) == 2

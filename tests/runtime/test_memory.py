@@ -61,7 +61,7 @@ def test_images_beyond_the_free_memory_raise(backend):
 
 
 def test_memory_of_all_images(monkeypatch):
-    """Colors, alphas and transmittances, 4 bytes each; fewer bytes than `UNASKED_BYTES` are not looked up."""
+    """Colors, alphas and transmittances, 4 bytes each; fewer bytes than `UNCHECKED_BYTES_MAX` are not looked up."""
     splats = dict(means2d=torch.rand(2, 5, 2), conics=torch.rand(2, 5, 3), colors=torch.rand(2, 5, 3))
     lists = torch.zeros(2, 3, 3).int(), torch.zeros(0).int()
 
@@ -72,9 +72,9 @@ def test_memory_of_all_images(monkeypatch):
     needed = 2 * 40 * 36 * 5 * 4
     monkeypatch.setattr(memory, "free_memory", lambda device: needed - 1)
     for call in (render, lambda: tsplat.rasterization(**scene())):
-        monkeypatch.setattr(memory, "UNASKED_BYTES", needed)
+        monkeypatch.setattr(memory, "UNCHECKED_BYTES_MAX", needed)
         call()
-        monkeypatch.setattr(memory, "UNASKED_BYTES", needed - 1)
+        monkeypatch.setattr(memory, "UNCHECKED_BYTES_MAX", needed - 1)
         with pytest.raises(
             tsplat.MemoryBudgetError, match=r"width: 2 images .* 57.6 kB are free; render fewer cameras"
         ):

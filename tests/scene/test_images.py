@@ -231,7 +231,7 @@ def test_images_of_many_pixels_are_bounded_by_the_memory(tmp_path, monkeypatch):
     Image.new("RGB", (40, 30)).save(path)
     Image.new("RGB", (80, 30)).save(tmp_path / "b.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    monkeypatch.setattr(reading, "UNCHECKED_BYTES_MAX", 0)
     for read in (read_image, read_mask):
         monkeypatch.setattr(reading, "available_bytes", lambda: 8 * 40 * 30)
         assert read(path).shape[:2] == (30, 40)

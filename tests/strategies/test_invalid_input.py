@@ -257,12 +257,18 @@ def test_invalid_mask(operation, mask, match):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda *model: operations.reset_opa(*model, 0.0), "value: expected an opacity between 0 and 1"),
-        (lambda *model: operations.reset_opa(*model, math.nan), "value: expected an opacity between 0 and 1"),
+        (lambda *model: operations.reset_opa(*model, 0.0), "value: expected an opacity above 0 and below 1"),
+        (lambda *model: operations.reset_opa(*model, math.nan), "value: expected an opacity above 0 and below 1"),
         (lambda *model: operations.inject_noise_to_position(*model, math.inf), "scaler: expected a finite number"),
         (lambda *model: operations.inject_noise_to_position(*model, 1.0, t=math.nan), "t: expected a finite number"),
-        (lambda *model: operations.relocate(*model, MASK, binomial_table()), "weights: expected finite values"),
-        (lambda *model: operations.sample_add(*model, 2, binomial_table()), "weights: expected finite values"),
+        (
+            lambda *model: operations.relocate(*model, MASK, binomial_table()),
+            "weights: expected finite, nonnegative values",
+        ),
+        (
+            lambda *model: operations.sample_add(*model, 2, binomial_table()),
+            "weights: expected finite, nonnegative values",
+        ),
         (lambda *model: operations.sample_add(*model, -1, binomial_table()), "n: expected 0 or more"),
         (lambda *model: operations.sample_add(*model, 2, torch.ones(3, 4)), "binoms: expected"),
         (lambda *model: operations.sample_add(*model, 2, binomial_table(), 1.0), "min_opacity: expected"),

@@ -1502,7 +1502,7 @@ MUTANTS = [
         ("gradient_step.clip()", "pass", "gradients that are not clipped"),
         ("visible if masked else None", "None", "Gaussians out of sight updated by passes"),
         ("            self._gains.update()\n", "            pass\n", "gains that are not updated by passes"),
-        ("parameters.keep_flat()", "pass", "third scale of discs trained by passes"),
+        ("parameters.reset_third_scales()", "pass", "third scale of discs trained by passes"),
     ),
     *_in("strategies/mcmc.py", ("tests/training/test_update_pass.py",),
         ("return hooks != own", "return False", "steps of strategies ignored"),

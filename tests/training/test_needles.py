@@ -8,7 +8,7 @@ import torch
 
 from tsplat.scene import Camera, intrinsics, look_at
 from tsplat.training import needles
-from tsplat.training.needles import LIMITS, harmless_lengths, limits_needles, shorten_needles
+from tsplat.training.needles import LIMITS, length_limits, limits_needles, shorten_needles
 
 MEANS = torch.tensor([[0.0, 0.0, 0.0], [0.9, 0.0, 0.0], [3.0, 0.0, 0.0], [0.0, 0.0, -9.0]])
 """At the center; near the right border; outside; behind the cameras."""
@@ -21,7 +21,7 @@ def ring(n, model="pinhole", distance=2.0):
 
 @pytest.mark.parametrize("n", [1, 10])
 def test_length_is_a_part_of_the_nearest_image_that_grows_with_the_square_of_the_views(n):
-    lengths = harmless_lengths(MEANS, [*ring(n - 1, distance=4.0), *ring(1)])
+    lengths = length_limits(MEANS, [*ring(n - 1, distance=4.0), *ring(1)])
     # Of what the nearest image shows at the distance of the centers.
     width = 2.0 * 80 / 60 * 2 * math.tan(math.radians(30))
     assert lengths[:2].tolist() == pytest.approx([n**2 / 2000 * width] * 2, rel=1e-4)
@@ -33,14 +33,14 @@ def test_views_of_all_sizes_and_models_count_whatever_is_projected_at_a_time(mon
     monkeypatch.setattr(needles, "BLOCK", block)
     (wide,) = ring(1, distance=3.0)
     wide = dataclasses.replace(wide, width=160, K=intrinsics(160, 60, 60.0))
-    lengths = harmless_lengths(MEANS, [*ring(3, distance=4.0), wide, *ring(2, "fisheye", 5.0), *ring(2, distance=3.5)])
+    lengths = length_limits(MEANS, [*ring(3, distance=4.0), wide, *ring(2, "fisheye", 5.0), *ring(2, distance=3.5)])
     # All 8 see the center.
     least = min(3.5 * 80 / 60, 3.0 * 160 / 60) * 2 * math.tan(math.radians(30))
     assert lengths[0].item() == pytest.approx(8**2 / 2000 * least, rel=1e-4)
 
 
 def test_views_see_what_is_inside_their_images():
-    seen = harmless_lengths(MEANS, ring(3)) > 0
+    seen = length_limits(MEANS, ring(3)) > 0
     assert seen.tolist() == [True, True, False, False]
 
 
@@ -48,7 +48,7 @@ def test_fisheye_lenses_see_farther_to_the_side():
     K = torch.tensor([[25.0, 0.0, 40.0], [0.0, 25.0, 30.0], [0.0, 0.0, 1.0]])
     for model, sees in (("pinhole", False), ("fisheye", True)):
         (camera,) = ring(1, model)
-        lengths = harmless_lengths(torch.tensor([[6.0, 0.0, 0.0]]), [dataclasses.replace(camera, K=K)])
+        lengths = length_limits(torch.tensor([[6.0, 0.0, 0.0]]), [dataclasses.replace(camera, K=K)])
         assert (lengths > 0).tolist() == [sees]
 
 

@@ -47,7 +47,7 @@ def small_selections(monkeypatch):
         return differentiate(self, kind, inputs, capacities)
 
     monkeypatch.setattr(selection, "ROWS_MIN", 8)
-    monkeypatch.setattr(selection, "WIDE", 9)
+    monkeypatch.setattr(selection, "ROW_GRADIENT_VALUES_MIN", 9)
     monkeypatch.setattr(ViewGradients, "_differentiate", noted)
     return found
 

@@ -46,7 +46,7 @@ def test_seen_gaussians_give_the_same_image(ply):
             assert image.std() > 0.01
     assert maps == [0, 1, 0, 1]
     with open_ply_rows(ply) as rows:
-        ids, depths = slabs._seen(rows, CAMERAS[1], torch.device("cpu"), "torch")
+        ids, depths = slabs._visible_rows(rows, CAMERAS[1], torch.device("cpu"), "torch")
     assert 0 < len(ids) < 190 and 3 not in ids and (depths > 0).all()
 
 

@@ -17,7 +17,7 @@ BYTES_PER_INTERSECTION = 64
 UNCHECKED_BYTES = 2**28
 """Lists of up to this size are allocated without querying free memory."""
 
-UNASKED_BYTES = 2**30
+UNCHECKED_BYTES_MAX = 2**30
 """Images of up to this total size are allocated without querying free memory."""
 
 FREE_SHARE = 0.8
@@ -58,7 +58,7 @@ def used_memory(device: torch.device) -> int:
 
 def check_memory(what: str, needed: int, device: torch.device, advice: str) -> None:
     """Raises :class:`MemoryBudgetError` if more bytes are needed than are free. Does not check up to 1 GiB."""
-    if needed > UNASKED_BYTES and needed > (free := free_memory(device)):
+    if needed > UNCHECKED_BYTES_MAX and needed > (free := free_memory(device)):
         raise MemoryBudgetError(f"{what} need {_bytes(needed)} of memory, {_bytes(free)} are free; {advice}")
 
 
@@ -67,7 +67,7 @@ def check_images(
 ) -> None:
     """Raises :class:`MemoryBudgetError` if images, alphas and transmittances do not fit into free memory."""
     needed = width * height * (n_features + 2) * dtype.itemsize
-    if max(n_images, 1) * needed <= UNASKED_BYTES:
+    if max(n_images, 1) * needed <= UNCHECKED_BYTES_MAX:
         return
     size = f"of {width}×{height} with {n_features} channels"
     advice = "render smaller images, or parts of them by changing cx and cy"

@@ -17,7 +17,7 @@ LOCK = "lock"
 CONTENT_MAX = 65536
 """Maximum number of bytes of a lock file that are read. Windows locks the next byte, as locked bytes cannot be read."""
 
-TRIES = 100
+ATTEMPTS_MAX = 100
 """Maximum number of attempts if other processes delete the file while this one opens it."""
 
 UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF)
@@ -83,7 +83,7 @@ def is_locked(folder: str | os.PathLike[str]) -> bool | None:
 
 def _acquire(path: Path) -> tuple[int, Identity]:
     """Opens and locks a lock file, and writes this process into it. Returns its descriptor and its content."""
-    for _ in range(TRIES):
+    for _ in range(ATTEMPTS_MAX):
         try:
             descriptor, is_own = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), True
         except PermissionError:

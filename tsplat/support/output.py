@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-GONE = (errno.EPIPE, errno.EIO)
+CLOSED_ERRORS = (errno.EPIPE, errno.EIO)
 """Error numbers of a write to a pipe or a terminal that the other side has closed."""
 
 FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name))
@@ -31,7 +31,7 @@ class _Output(io.FileIO):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
-            if error.errno in GONE or self.fileno() == 2:
+            if error.errno in CLOSED_ERRORS or self.fileno() == 2:
                 return len(data)
             if not (self.continues and error.errno in FULL):
                 raise OSError(error.errno, error.strerror, "standard output") from None

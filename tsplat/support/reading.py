@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import FileError
 from .free_memory import available_bytes
 
-UNASKED_BYTES = 1 << 28
+UNCHECKED_BYTES_MAX = 1 << 28
 """Allocations up to this size are not compared with the free memory."""
 
 JSON_BYTES_MAX, JSON_VALUES_MAX = 64 << 20, 3_000_000
@@ -119,7 +119,7 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
 
 def check_memory(what: str, needed: int, advice: str = "free some, or the file is damaged") -> None:
     """Raises `FileError` if more than 256 MiB are needed and fewer bytes are free."""
-    if needed > UNASKED_BYTES and (free := available_bytes()) is not None and needed > free:
+    if needed > UNCHECKED_BYTES_MAX and (free := available_bytes()) is not None and needed > free:
         raise FileError(
             f"{what} needs {min(needed, 1 << 80) / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free; {advice}"
         )

@@ -30,17 +30,17 @@ def limits_needles(step: int, steps: int) -> bool:
 def shorten_needles(log_scales: Tensor, means: Tensor, cameras: Sequence[Camera], elongation: float) -> None:
     """Limits the longest axis of each Gaussian, in place, to `elongation` times its second axis.
 
-    No axis is shortened below :func:`harmless_lengths`. `log_scales` are logarithms of standard deviations in world
+    No axis is shortened below :func:`length_limits`. `log_scales` are logarithms of standard deviations in world
     units, `means` centers in the world frame, [N, 3] each.
     """
     second = log_scales.sum(1) - log_scales.amax(1) - log_scales.amin(1)
     limits = second.exp() * elongation
     rows = (log_scales.amax(1).exp() > limits).nonzero()[:, 0]
-    limits = torch.maximum(limits[rows], harmless_lengths(means[rows], cameras))
+    limits = torch.maximum(limits[rows], length_limits(means[rows], cameras))
     log_scales[rows] = torch.minimum(log_scales[rows], limits.log()[:, None])
 
 
-def harmless_lengths(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
+def length_limits(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
     """Returns the standard deviations below which axes are not shortened, in world units, [N]; 0 if no view sees it.
 
     Centers [N, 3] are projected without the distortion of lenses, by the first pose of a rolling shutter.

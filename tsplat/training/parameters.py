@@ -132,7 +132,7 @@ class Parameters:
             tensors = {name: tensor.detach() for name, tensor in tensors.items()}
         return Gaussians(**tensors, **self._flags)
 
-    def keep_flat(self) -> None:
+    def reset_third_scales(self) -> None:
         """Resets the third scale of 2D Gaussians, which updates change."""
         if self._flags["surfels"] and "scales" not in self.frozen:
             self.params["scales"].detach()[:, 2] = FLAT

@@ -23,7 +23,7 @@ from .parameters import Parameters
 ROWS_MIN, ROWS_STEP = 1024, 1.5
 """A selection has ROWS_MIN times a power of ROWS_STEP rows, as each number of rows requires its own pass."""
 
-WIDE = 16
+ROW_GRADIENT_VALUES_MIN = 16
 """Number of values per Gaussian from which a parameter has gradients of rows only. With fewer, Adam's kernel would take
 longer."""
 
@@ -123,7 +123,9 @@ class DenseGradients:
         `changed` maps the name of each gradient to the weight of its regularization, which also changes other rows if
         the weight is not zero.
         """
-        of_rows = {name: g for name, g in gradients.items() if g is not None and g[:1].numel() >= WIDE}
+        of_rows = {
+            name: g for name, g in gradients.items() if g is not None and g[:1].numel() >= ROW_GRADIENT_VALUES_MIN
+        }
         self._parameters.set_row_gradients(rows, of_rows)
         rows = rows[: int((rows >= 0).sum())]
         for name, parameter in self._parameters.params.items():

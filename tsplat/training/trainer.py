@@ -265,7 +265,7 @@ class Trainer:
             if strategy.reads_rendering:
                 info = merge_info(metas, view, loss_scale, n_cameras, gather, strategy.key_for_gradient)
             self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
-        self._parameters.keep_flat()
+        self._parameters.reset_third_scales()
 
     def _find_extent(self, views: Sequence[View], shard: Gaussians) -> float:
         depth = median_depth([view.camera for view in views], shard.means)

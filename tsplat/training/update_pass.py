@@ -86,5 +86,5 @@ class UpdatePass:
         if self._adds_noise:
             key, scaler = self._noise[0], self._noise[1].view(torch.float64)
             self._densification.add_noise(key, scaler)
-        parameters.keep_flat()
+        parameters.reset_third_scales()
         return []

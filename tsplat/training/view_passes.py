@@ -203,7 +203,7 @@ class ViewPasses:
                 self._last = self._replay(kind, known.traced, input_tensors, state, selects=inputs.rows is not None)
                 outputs = self._last.results(input_tensors)
         except Exception as error:  # rasterization calls compute what cannot be traced or captured
-            self._give_up(error)
+            self._disable(error)
             return None
         results = ViewResults.from_tensors(outputs)
         *needed, overflow = results.needed.tolist()
@@ -234,10 +234,10 @@ class ViewPasses:
             with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call]
                 return self._recorder.record(run)[1]
         except Exception as error:
-            self._give_up(error)
+            self._disable(error)
             return run
 
-    def _give_up(self, error: Exception) -> None:
+    def _disable(self, error: Exception) -> None:
         """Disables passes and logs a warning."""
         self._enabled, self._kinds, self._replays, self._last = False, {}, {}, None
         logging.getLogger("tsplat").warning("tsplat: training without passes: %s", error)

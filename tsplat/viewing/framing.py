@@ -16,7 +16,7 @@ from .trajectories import orbit_around, spiral_at
 VIEW_DIRECTION = (-0.35, -0.45, -1.0)
 """Direction from the model to the camera, in a frame with y down."""
 
-TRIMMED = 0.0025
+TRIMMED_FRACTION = 0.0025
 """Fraction of the visible mass that may lie outside the image at each edge."""
 
 MARGIN = 1.12
@@ -25,7 +25,7 @@ MARGIN = 1.12
 SAMPLE = 1 << 17
 """Maximum number of Gaussians that are used to place cameras."""
 
-NEARER = (1.0, 0.75, 0.5)
+DISTANCE_FACTORS = (1.0, 0.75, 0.5)
 """Distances of cameras around a model, relative to the distance at which it fills the image."""
 
 AROUND_FOV = 50.0
@@ -112,7 +112,7 @@ def look_at_all(
     distance = 10 * size
     shift, edges = (
         torch.zeros(3, dtype=torch.float64, device="cpu"),
-        fp64([TRIMMED, 1 - TRIMMED]),
+        fp64([TRIMMED_FRACTION, 1 - TRIMMED_FRACTION]),
     )
     # A fixed-point iteration, as the extent on the image depends on the distance.
     for _ in range(8):
@@ -145,7 +145,7 @@ def cameras_around(gaussians: Gaussians, n: int = 60, size: int = 400) -> list[C
         offset = torch.tensor(
             [side * math.cos(azimuth), height, side * math.sin(azimuth)], dtype=torch.float32, device="cpu"
         )
-        eye = center + NEARER[i % len(NEARER)] * radius * offset
+        eye = center + DISTANCE_FACTORS[i % len(DISTANCE_FACTORS)] * radius * offset
         cameras.append(Camera(look_at(eye.tolist(), center.tolist()), K, size, size))
     return cameras
 

@@ -27,7 +27,7 @@ from .start_views import StartView
 PREVIEW = 960
 """Longer side of the preview image in pixels."""
 
-EYES = 1.5
+EYE_HEIGHT = 1.5
 """Height of the camera above the floor in the viewer's walk mode, in the viewer's units, which are meters."""
 
 EXTENT_MIN = 5.0
@@ -124,7 +124,7 @@ class PageFrame:
         check_number("walk", walk, finite=True)
         if walk <= 0:
             raise ArgumentError(f"walk: expected a positive height, found {walk}")
-        self.scale = EYES / walk
+        self.scale = EYE_HEIGHT / walk
         placed = self.scale * (gaussians.means.detach().double().cpu() @ self._matrix)
         extent = float((placed.amax(0) - placed.amin(0))[[0, 2]].min())
         if extent < EXTENT_MIN:
@@ -145,7 +145,7 @@ def _floor_height(heights: Tensor, weights: Tensor, eye: float) -> float:
     """Returns the mean height of the layer below the eye with the most surface, out of :data:`LAYERS`."""
     heights, weights = heights[heights < eye], weights[heights < eye]
     if not len(heights):
-        return eye - EYES
+        return eye - EYE_HEIGHT
     low, high = float(np.quantile(heights.numpy(), 0.01)), heights.max().item()
     layer = ((heights - low) / max(high - low, 1e-12) * LAYERS).long().clamp(0, LAYERS - 1)
     inside = layer == weights.new_zeros(LAYERS).index_add(0, layer, weights).argmax()

@@ -57,7 +57,7 @@ def render_large_frames(
     sample = rows.sample(SAMPLE) if any(camera.near is None for camera in cameras) else None
     cameras = cameras if sample is None else with_near_planes(cameras, sample.means)
     for i, camera in enumerate(cameras):
-        ids, depths = _seen(rows, camera, device, backend)
+        ids, depths = _visible_rows(rows, camera, device, backend)
         if len(ids) <= SLAB:
             seen = _select(rows, ids).to(device)
             write = None if on_map is None else lambda _, values, i=i: on_map(i, values)
@@ -71,7 +71,9 @@ def render_large_frames(
             yield _composite(rows, ids[np.argsort(depths, kind="stable")], camera, folder, device, background, backend)
 
 
-def _seen(rows: Rows, camera: Camera, device: torch.device, backend: Backend) -> tuple[NDArray[Any], NDArray[Any]]:
+def _visible_rows(
+    rows: Rows, camera: Camera, device: torch.device, backend: Backend
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Returns the ascending indices of the rows that a camera sees, and their depths."""
     ids, depths = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
     for start, stop in rows.ranges():

@@ -394,7 +394,7 @@ def repeat_nodes(document):
 def test_gaussians_that_are_named_many_times_are_counted_first(tmp_path, monkeypatch, change):
     path = changed_gltf(tmp_path, change)
     assert len(read_model(path)) == 20_000
-    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    monkeypatch.setattr(reading, "UNCHECKED_BYTES_MAX", 0)
     monkeypatch.setattr(reading, "available_bytes", lambda: 1 << 20)
     monkeypatch.setattr("tsplat.scene.formats.interchange.gltf._Document._buffer", lambda *_: pytest.fail("was read"))
     with pytest.raises(FileError, match=r"a\.gltf: a model of 20,000 Gaussians needs 0\.0 GB of memory"):
@@ -424,7 +424,7 @@ def test_prims_that_name_the_same_arrays_are_counted_first(tmp_path, monkeypatch
     (tmp_path / "b.usda").write_text(f'#usda 1.0\n(upAxis = "Y")\n{over}\n')
     found = read_model(tmp_path / "b.usda")
     assert len(found) == 2000
-    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    monkeypatch.setattr(reading, "UNCHECKED_BYTES_MAX", 0)
     for module in ("support.reading", "scene.formats.model_memory"):
         monkeypatch.setattr(f"tsplat.{module}.available_bytes", lambda: 1 << 18)
     with pytest.raises(FileError, match=r"b\.usda: a model of 2,000 Gaussians needs"):

@@ -183,7 +183,7 @@ def test_flags_and_data_that_are_ignored_are_noted(tmp_path):
 def test_models_larger_than_the_memory_are_refused(tmp_path, monkeypatch):
     """Before anything is decompressed."""
     pytest.importorskip("zstandard")
-    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    monkeypatch.setattr(reading, "UNCHECKED_BYTES_MAX", 0)
     for format in ("spz", "spz4"):
         write_model(tmp_path / "a", random_gaussians(1000), format=format)
         monkeypatch.setattr(reading, "available_bytes", lambda: bytes_of(1000))

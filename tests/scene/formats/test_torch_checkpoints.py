@@ -306,7 +306,7 @@ def test_one_file_with_the_names_of_many_ranks_is_counted_first(tmp_path, monkey
     torch.save({}, tmp_path / "ckpt_7_rank0.pt")
     for rank in range(1, 50):
         os.link(tmp_path / "ckpt_7_rank0.pt", tmp_path / f"ckpt_7_rank{rank}.pt")
-    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    monkeypatch.setattr(reading, "UNCHECKED_BYTES_MAX", 0)
     monkeypatch.setattr(reading, "available_bytes", lambda: 1000)
     with pytest.raises(FileError, match=r"ckpt_7_rank0\.pt: a checkpoint of 50 files needs"):
         read_model(tmp_path)

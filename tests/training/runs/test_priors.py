@@ -173,7 +173,7 @@ def test_metric_depth_is_refused(posed, tmp_path, kind):
         return
     with pytest.raises(
         FileError,
-        match=r"maps of inverse depth, .*; those of 3 of 3 views.*--depth-kind metric.* write 1 / depth, and 0",
+        match=r"maps of inverse depth, .*; the maps of 3 of 3 views.*--depth-kind metric.* write 1 / depth, and 0",
     ):
         read_priors(posed, config(tmp_path))
 
@@ -331,7 +331,7 @@ def test_maps_of_another_kind_are_said(posed, tmp_path, options, values, message
     [
         (0.001, None),
         (0.0011, None),
-        (1.0, "one unit of the maps is 0.001 units of the scene's files, .* and depth_unit is 1; leave it out"),
+        (1.0, "one unit of the maps is 0.001 units of the scene's files, .* but depth_unit is 1; leave it out"),
     ],
 )
 def test_another_unit_than_that_of_the_points_is_said(posed, tmp_path, unit, told):

@@ -50,7 +50,7 @@ def test_split_is_dragged_and_views_are_stepped_through(viewer, size):
         def compare(mode):
             if touch:  # lists close at once under the mouse of a phone
                 session._cameras._mode.value = mode
-                session._callbacks.run_soon(session._cameras._compare)
+                session._callbacks.enqueue(session._cameras._compare)
             else:
                 choose(page, "Compare", mode)
 

@@ -209,7 +209,7 @@ def test_messages_of_others_stay(session, client, monkeypatch):
     preparing.clear()
     control(client, "Model").use("without views")
     assert shown(session).startswith("Preparing the model")
-    session.tell("2 Gaussians are invalid")
+    session.show_message("2 Gaussians are invalid")
     preparing.set()
     load(session)
     assert shown(session) == "2 Gaussians are invalid"

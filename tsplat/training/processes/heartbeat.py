@@ -51,7 +51,7 @@ def heartbeat(ranks: RankGroup) -> Iterator[None]:
         # A rank that stopped its heartbeats before the others finish would look dead to them.
         ranks.barrier()
     except RuntimeError as error:
-        if not _is_of_backend(error):
+        if not _is_backend_error(error):
             raise
         # The other rank reports why it ended. If it cannot, the launcher does, or the monitor, which then exits.
         thread.join(TIMEOUT + 4 * INTERVAL)
@@ -62,7 +62,7 @@ def heartbeat(ranks: RankGroup) -> Iterator[None]:
         thread.join()
 
 
-def _is_of_backend(error: RuntimeError) -> bool:
+def _is_backend_error(error: RuntimeError) -> bool:
     """Returns whether Gloo or NCCL has raised an error."""
     return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 

@@ -34,7 +34,9 @@ VARIABLES = {"#000001": "--accent", "#000002": "--faint", "#000003": "--bar", "#
 
 ACCENT, FAINT, BAR, LINE, SOFT = VARIABLES
 
-UNUSED = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|(?<=<g) id=\"(?!at-)[^\"]*\"", re.DOTALL)
+UNUSED_SVG = re.compile(
+    r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|(?<=<g) id=\"(?!at-)[^\"]*\"", re.DOTALL
+)
 """Parts of Matplotlib's SVG that the page does not need."""
 
 Point = tuple[float, float]
@@ -170,7 +172,7 @@ def _svg(title: str, draw: Callable[[Axes], dict[str, str]]) -> Html:
         with io.StringIO() as file:
             figure.savefig(file, format="svg")
             drawn = file.getvalue()
-    body = UNUSED.sub("", drawn[drawn.index(">", drawn.index("<svg")) + 1 : drawn.rindex("</svg>")])
+    body = UNUSED_SVG.sub("", drawn[drawn.index(">", drawn.index("<svg")) + 1 : drawn.rindex("</svg>")])
     body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body.replace("xlink:href", "href"))
     for color, variable in VARIABLES.items():
         body = body.replace(color, f"var({variable})")

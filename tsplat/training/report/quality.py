@@ -26,7 +26,7 @@ SHARP, BORDER = 1 / 3, 16
 PATCH, PATCH_MIN, PER_VIEW = 4, 16, 2
 """Ratio of the image's shorter side to that of a patch, minimum side of a patch, and maximum number per view."""
 
-FLOATING = 0.8
+FLOATER_DEPTH_RATIO = 0.8
 """A Gaussian floats in a view if its depth is less than this fraction of the expected depth at its center."""
 
 
@@ -116,7 +116,7 @@ def floater_shares(gaussians: Gaussians, cameras: Sequence[Camera], backend: Bac
         depth, _, meta = render_views(gaussians, [camera], render_mode="ED", backend=backend)
         x, y = meta["means2d"][0].nan_to_num(0.0).clamp(-1e6, 1e6).long().unbind(-1)
         surface = depth[0, y.clamp(0, camera.height - 1), x.clamp(0, camera.width - 1), 0]
-        in_front = (meta["depths"][0] < FLOATING * surface).float()
+        in_front = (meta["depths"][0] < FLOATER_DEPTH_RATIO * surface).float()
         # All Gaussians are black, except those in front, which are white.
         marked = dataclasses.replace(
             gaussians, sh0=sh_of_colors(in_front)[:, None, None].expand(-1, 1, 3), shN=gaussians.shN[:, :0]

@@ -24,7 +24,7 @@ Values = dict[str, Any]
 BARS = 40
 """Number of bars of a histogram."""
 
-BEYOND = 0.001
+TAIL_FRACTION = 0.001
 """Fraction of the Gaussians at each end of the range that the first and the last bar of a histogram collect."""
 
 PARTS = ("reading", "training", "evaluation", "saving", "viewing")
@@ -81,7 +81,7 @@ def cards(metrics: Values, gaussians: Gaussians | None, model_bytes: int | None)
             "label": label,
             "unit": "dB" if known and label.startswith("PSNR") else "",
             "remark": remark if known else "",
-            **_datum(text, value),
+            **_sortable(text, value),
         }
         for label, text, value, remark in rows
         for known in [text != MISSING]
@@ -114,7 +114,7 @@ def table(rows: Sequence[Values], metrics: Values, shown: Sequence[Values], *, i
     columns = [(key, label) for key, label in METRICS if any(key in row for row in rows)]
 
     def cells(row: Values) -> list[Values]:
-        return [_datum(_metric(key, row.get(key)), row.get(key)) for key, _ in columns]
+        return [_sortable(_metric(key, row.get(key)), row.get(key)) for key, _ in columns]
 
     places = {id(row): i + 1 for i, row in enumerate(shown)}
     means = {**metrics, "seconds": metrics.get("seconds_per_image")}
@@ -147,7 +147,7 @@ def quality(
         columns += [[100 * part for part in in_front]]
         formats = [".2f"] * len(REGIONS) + [".4f"] * len(REGIONS) + [".1f"]
         means = [float(np.mean(known)) if (known := [v for v in c if v is not None]) else np.nan for c in columns]
-        return [_datum("\N{INFINITY}" if v == np.inf else fixed(v, text), v) for v, text in zip(means, formats)]
+        return [_sortable("\N{INFINITY}" if v == np.inf else fixed(v, text), v) for v, text in zip(means, formats)]
 
     trained, held_out = to_float(metrics.get("psnr_train")), to_float(metrics.get("psnr"))
     return {
@@ -196,12 +196,12 @@ def configuration(config: Config | None) -> Values | None:
     """Returns the settings that differ from the preset, and all settings; None without a configuration."""
     if config is None:
         return None
-    values, name = _one_level(to_json(config)), closest_preset(config)
+    values, name = _flatten(to_json(config)), closest_preset(config)
     # The preset is that for the run's number of steps, but other numbers than the default count as changed. 0 views per
     # step mean one per rank.
     each = 1 if config.views_per_step else 0
     base = dataclasses.replace(preset(name, config.steps), steps=RunConfig.steps, views_per_step=each)
-    defaults = _one_level(to_json(base))
+    defaults = _flatten(to_json(base))
     settings = [
         {"key": key, "value": _setting(value), "default": _setting(defaults.get(key))} for key, value in values.items()
     ]
@@ -240,7 +240,7 @@ def times(sessions: Sequence[Values]) -> Values | None:
         {
             "part": part.capitalize(),
             "width": f"{max(0.0, min(100.0, 100 * seconds / longest)):.1f}",
-            **_datum(duration(seconds), round(seconds, 3)),
+            **_sortable(duration(seconds), round(seconds, 3)),
         }
         for part, seconds in total.items()
     ]
@@ -276,7 +276,7 @@ def _metric(key: str, value: Any) -> str:
     return fixed(value, ".1f", 1000) if key == "seconds" else fixed(value, ".4f")
 
 
-def _datum(text: str, value: Any) -> Values:
+def _sortable(text: str, value: Any) -> Values:
     """Returns a text and the value by which tables are sorted; it is empty unless it is finite."""
     return {"text": text, "raw": value if to_float(value) is not None else ""}
 
@@ -284,7 +284,7 @@ def _datum(text: str, value: Any) -> Values:
 def _log_histogram(title: str, values: np.ndarray) -> Values:
     """Draws a histogram of logarithms; the first and the last bar include all values beyond the range."""
     logs = np.log10(np.maximum(values, np.finfo(np.float64).tiny))
-    low, high = (float(edge) for edge in np.quantile(logs, (BEYOND, 1 - BEYOND)))
+    low, high = (float(edge) for edge in np.quantile(logs, (TAIL_FRACTION, 1 - TAIL_FRACTION)))
     if high - low < 1e-3:
         low, high = low - 0.5, high + 0.5
     counts, edges = np.histogram(logs.clip(low, high), BARS, (low, high))
@@ -297,7 +297,7 @@ def _setting(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _one_level(values: Values) -> Values:
+def _flatten(values: Values) -> Values:
     """Flattens settings: those of the strategy get a prefix. Its kind is left out, as the preset implies it."""
     flat = {key: value for key, value in values.items() if key != "strategy"}
     strategy = values.get("strategy") or {}

@@ -74,14 +74,14 @@ def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[N
             except FileError as error:
                 problem = str(error)
         if new and problem is None:
-            problem = _occupied(folder)
+            problem = _folder_conflict(folder)
         problems = [reason for reason in ranks.all_gather_object(problem) if reason is not None]
         if problems:
             raise FileError(problems[0])
         yield
 
 
-def _occupied(folder: Path) -> str | None:
+def _folder_conflict(folder: Path) -> str | None:
     """Returns why a new run must not be written into a folder; None if it may be."""
     if has_checkpoints(folder):
         resume = f"tsplat train --resume {shlex.quote(str(folder))}"

@@ -159,10 +159,10 @@ class RunLoop:
             return
         ranks = self.trainer.ranks
         signum = max(ranks.all_gather_object(self._stop.signum or 0))
-        message = f"stopped by {signal.Signals(signum).name}; {self.what_is_saved()}"
+        message = f"stopped by {signal.Signals(signum).name}; {self.describe_saved_step()}"
         raise Interrupted(signum, message if ranks.is_main else "")
 
-    def what_is_saved(self) -> str:
+    def describe_saved_step(self) -> str:
         """Returns a message that says which step is saved, and how to continue."""
         saved = self._saved_step
         if saved < 0:

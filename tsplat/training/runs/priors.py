@@ -108,7 +108,7 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
         checked = [view for view in views if getattr(view, name) is not None]
         checked = checked[:: -(-len(checked) // CHECKED_VIEWS_MAX)]
         if name == "depth_prior":
-            _check_known(folder, config.depth_kind, views)
+            _check_known_depths(folder, config.depth_kind, views)
             points = None if capture.random_points else capture.points
             samples = [sample for view in checked if (sample := _sample(view, points)) is not None]
             _check_depths(folder, config.depth_kind, samples)
@@ -231,7 +231,7 @@ def _check_depths(folder: str, kind: PriorKind, samples: Sequence[Sample]) -> No
     n_opposite = sum(
         sample.correlation < min(CORRELATION_MAX, -DEVIATIONS * len(sample.values) ** -0.5) for sample in samples
     )
-    if not _are_most(n_opposite, len(samples)):
+    if not _are_mostly_opposite(n_opposite, len(samples)):
         return
     expected, opposite = EXPECTED[kind]
     other = (
@@ -246,7 +246,7 @@ def _check_depths(folder: str, kind: PriorKind, samples: Sequence[Sample]) -> No
     )
 
 
-def _check_known(folder: str, kind: PriorKind, views: Sequence[View]) -> None:
+def _check_known_depths(folder: str, kind: PriorKind, views: Sequence[View]) -> None:
     """Raises FileError if no map of depth has a known value."""
     if not any(view.depth_prior.isfinite().any() for view in views if view.depth_prior is not None):
         unknown = "zero or not finite" if kind == "inverse" else "zero, negative or not finite"
@@ -313,7 +313,7 @@ def _note_misfits(folder: str, config: RunConfig, samples: Sequence[Sample]) -> 
         other = logs - shift if config.depth_along == "z" else logs + shift
         n_other += float(_deviation(other)) < RAY_RATIO * float(_deviation(logs))
     notes = []
-    if _are_most(n_other, n):
+    if _are_mostly_opposite(n_other, n):
         better, use = ("distances along rays", "ray") if config.depth_along == "z" else ("depths along the axis", "z")
         notes.append(
             f"{folder}: maps of {n_other} of {n:,} views fit sparse points better as {better}; use depth_along {use} "
@@ -333,7 +333,7 @@ def _deviation(values: Tensor) -> Tensor:
     return (values - values.median()).abs().median()
 
 
-def _are_most(n_opposite: int, n: int) -> bool:
+def _are_mostly_opposite(n_opposite: int, n: int) -> bool:
     return n_opposite > OPPOSITE_SHARE * n and n_opposite >= OPPOSITE_VIEWS_MIN
 
 
@@ -373,7 +373,7 @@ def _sample(view: View, points: Tensor | None) -> Sample | None:
 def note_fits(scales: Mapping[str, Tensor]) -> list[str]:
     """Returns a note if the depth priors of most views were fitted with a negative scale; see :class:`.DepthLoss`."""
     n_opposite = sum(float(scale) < 0 for scale in scales.values())
-    if not _are_most(n_opposite, len(scales)):
+    if not _are_mostly_opposite(n_opposite, len(scales)):
         return []
     return [
         f"depth_prior: the maps of {n_opposite} of {len(scales):,} views are small where the model is near; expected "
@@ -384,7 +384,7 @@ def note_fits(scales: Mapping[str, Tensor]) -> list[str]:
 def _check_normals(folder: str, views: Sequence[View]) -> None:
     """Raises FileError if most normals of most maps point away from the camera."""
     n_away = sum(_points_away(view) for view in views)
-    if _are_most(n_away, len(views)):
+    if _are_mostly_opposite(n_away, len(views)):
         raise FileError(
             f"{folder}: expected normals that point towards the camera, in its frame (x right, y down, z forward); in "
             f"{n_away} of {len(views):,} views, most normals point away; negate y and z of maps in the frame of OpenGL"

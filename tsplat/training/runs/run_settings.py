@@ -27,7 +27,7 @@ from .scenes import with_absolute_scene
 Configure = Callable[[int], RunConfig]
 """Returns the configuration of a run for a number of steps, for example from :func:`tsplat.training.preset`."""
 
-REHEARSAL_STEPS, WARM_UP_STEPS = 40, 8
+TIMED_STEPS, WARM_UP_STEPS = 40, 8
 """Number of steps of the short run that measures the time of a step, and number of its first steps to exclude."""
 
 MEAN_GROWTH = 0.85
@@ -110,11 +110,11 @@ def plan(
     number of Gaussians. Evaluations and checkpoints are not counted. `configure` returns the configuration for a number
     of steps, and `model` has the initial Gaussians, if the run starts from a model.
     """
-    config = configure(REHEARSAL_STEPS)
+    config = configure(TIMED_STEPS)
     trainer = Trainer(initial_gaussians(config, capture, ranks, model), capture.train, config, ranks, is_shard=True)
     n_initial = trainer.n_gaussians
     counts, seconds = [], []
-    for _ in range(REHEARSAL_STEPS):
+    for _ in range(TIMED_STEPS):
         start, n = time.perf_counter(), trainer.n_gaussians
         float(trainer.advance().loss)  # waits for a GPU
         counts.append(n)
@@ -123,7 +123,7 @@ def plan(
     slope = float(np.polyfit(counts, seconds, 1)[0]) if counts[0] != counts[-1] else 0.0
     slope = max(slope, 0.0)
     base = float(np.mean(seconds)) - slope * float(np.mean(counts))
-    steps, step_time = REHEARSAL_STEPS, 0.0
+    steps, step_time = TIMED_STEPS, 0.0
     for _ in range(ITERATIONS):
         n_final = _final_count(configure(steps), n_initial)
         step_time = base + slope * (n_initial + MEAN_GROWTH * (n_final - n_initial))

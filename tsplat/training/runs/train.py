@@ -376,7 +376,7 @@ def fit_and_report(
     except OSError as error:
         if run is None or not error.strerror:
             raise
-        raise OSError(error.errno, f"{error.strerror}; {loop.what_is_saved()}", error.filename) from error
+        raise OSError(error.errno, f"{error.strerror}; {loop.describe_saved_step()}", error.filename) from error
 
 
 def _check_counts(**counts: int | None) -> None:

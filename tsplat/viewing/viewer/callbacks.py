@@ -29,12 +29,12 @@ SECONDARY = "gray"
 class Callbacks:
     """Runs the actions of one client's controls.
 
-    `tell` shows a message, and an empty one hides it. Messages are hidden when a control is used. Errors are shown
+    `show_message` shows a message; an empty one hides it. Messages are hidden when a control is used. Errors are shown
     until they are dismissed, the failed action succeeds, or another message replaces them.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, show_message: Callable[[str], None]) -> None:
+        self._show_message = show_message
         self._busy, self._lock = threading.Lock(), threading.Lock()
         self._waiting: dict[Action, None] | None = None
         self._failed: object = None
@@ -55,7 +55,7 @@ class Callbacks:
             if getattr(event, "client", None) is not None:
                 self._use(action)
             elif not by_client:
-                self.run_soon(action)
+                self.enqueue(action)
 
         handle.on_update(update)
 
@@ -84,12 +84,12 @@ class Callbacks:
         self.succeed(action)
         if message:
             self._failed = None
-            self._tell(message)
+            self._show_message(message)
 
     def fail(self, problem: str, cause: object) -> None:
         """Shows a problem until it is dismissed, or until :meth:`succeed` is called for its cause."""
         self._failed = cause
-        self._tell(f"**{problem}**")
+        self._show_message(f"**{problem}**")
 
     def succeed(self, cause: object) -> None:
         """Hides the problem with this cause."""
@@ -99,19 +99,19 @@ class Callbacks:
     def dismiss(self) -> None:
         """Hides the message."""
         self._failed = None
-        self._tell("")
+        self._show_message("")
 
     def _clear(self) -> None:
         """Hides a message that is not an error."""
         if self._failed is None:
-            self._tell("")
+            self._show_message("")
 
     def _use(self, action: Action) -> None:
         """Runs an action because the client used its control."""
         self._clear()
-        self.run_soon(action)
+        self.enqueue(action)
 
-    def run_soon(self, action: Action) -> None:
+    def enqueue(self, action: Action) -> None:
         """Runs an action after pending ones, one at a time. An action that is already pending is not added again."""
         with self._lock:
             if self._waiting is not None:
@@ -141,7 +141,7 @@ class Page:
     """The client's page, as the controls of a tab use it.
 
     Attributes:
-        tell: Shows a message.
+        show_message: Shows a message.
         model, settings: Return the shown model and the settings of the renderer.
         change: Renders again.
         move_to: Moves to a camera, so that its whole image is visible.
@@ -153,7 +153,7 @@ class Page:
 
     client: Any
     callbacks: Callbacks
-    tell: Callable[[str], None]
+    show_message: Callable[[str], None]
     model: Callable[[], ViewedModel]
     settings: Callable[[], Settings]
     change: Callable[[], None]

@@ -52,7 +52,7 @@ class CamerasTab:
         previous, following = (partial(self._step, steps) for steps in (-1, 1))
         callbacks.on_click(self._steps, lambda: (previous if self._steps.value.startswith("P") else following)())
         for key, label, step in (("P", "Previous view", previous), ("N", "Next view", following)):
-            gui.add_command(label, hotkey=key).on_trigger(lambda _, step=step: callbacks.run_soon(step))
+            gui.add_command(label, hotkey=key).on_trigger(lambda _, step=step: callbacks.enqueue(step))
         self._back = gui.add_button("Go to view", hint="Moves back to the camera of this view")
         callbacks.on_click(self._back, self._go)
         self._mode = gui.add_dropdown("Compare", MODES, hint="Compares the render with the photograph of the view")
@@ -170,7 +170,7 @@ class CamerasTab:
         if pose is not None and self._camera is not None:
             width, _ = fit(self._camera, pose.width, pose.height)
             self._split = min(max(0.5 + (event.end_screen_pos[0] - 0.5) * pose.width / width, 0.0), 1.0)
-            self._page.callbacks.run_soon(self._page.change)
+            self._page.callbacks.enqueue(self._page.change)
 
     def _show_frusta(self) -> None:
         """Draws the frusta of the first MAX_FRUSTA cameras, unless they are hidden."""
@@ -189,8 +189,8 @@ class CamerasTab:
         self._frusta.draw(cameras, self._choose, color, photograph)
 
     def _find_view(self, name: str) -> View | None:
-        view = self._page.model().find_view(name, self._page.tell)
-        self._page.tell("")  # hides the message that photographs are being read
+        view = self._page.model().find_view(name, self._page.show_message)
+        self._page.show_message("")  # hides the message that photographs are being read
         return view
 
 

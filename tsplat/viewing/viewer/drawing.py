@@ -48,7 +48,7 @@ class Drawing:
     """Manages the drawing of models by one page.
 
     Args:
-        gui: Elements of the page, which tell its script what to load.
+        gui: Elements of the page, from which its script reads what to load.
         change: Called when drawing switches from the server to the page, or back.
         report: Called with the :data:`Graphics` of the browser.
         note: Shows a message, unless another one is shown; an empty one hides it.

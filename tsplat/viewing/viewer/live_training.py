@@ -36,7 +36,7 @@ IMAGE_SECONDS = 0.25
 POLL_SECONDS = 0.1
 """Seconds between checks, while training is paused, of whether a signal asked it to stop."""
 
-MARK_SECONDS, N_MARKS = 0.5, 10
+MARK_INTERVAL, N_MARKS = 0.5, 10
 """Interval in seconds, and number of intervals, over which the speed is measured."""
 
 
@@ -157,7 +157,7 @@ class LiveTraining:
         with self._condition:
             self._allowed = max(self._allowed - 1, 0)
         now = time.perf_counter() - self._paused_seconds
-        if not self._marks or now - self._marks[-1][0] > MARK_SECONDS:
+        if not self._marks or now - self._marks[-1][0] > MARK_INTERVAL:
             self._marks.append((now, self.step))
 
     def serve(self, gaussians: Gaussians, seconds: float = 0.0) -> None:

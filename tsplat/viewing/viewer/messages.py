@@ -39,11 +39,11 @@ class _Part(TypedDict):
     content: bytes
 
 
-def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
+def allows(client: Any, message: Any, show_message: Callable[[str], object]) -> bool:
     """Returns whether a message may be passed to viser. `client` has sent it; None before its first camera.
 
     The message is as received from the network: bytes of msgpack, if it is valid. If a control gets an invalid value,
-    `tell` is called with a message for the user.
+    `show_message` is called with a message for the user.
     """
     import msgspec
 
@@ -56,16 +56,16 @@ def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
         return False
     kind = content.pop("type", None) if isinstance(content, dict) else None
     if kind == "GuiUpdateMessage":
-        return client is not None and _is_gui_update(client, content, tell)
+        return client is not None and _is_gui_update(client, content, show_message)
     fields = set(MESSAGES[kind].split()) if isinstance(kind, str) and kind in MESSAGES else None
     if fields is None or not content.keys() <= fields or content.keys() < fields - {"owner"}:
         return False
     if (large and kind != "FileTransferPart") or not all(FIELDS[name](value) for name, value in content.items()):
         return False
-    return "transfer_uuid" not in content or (client is not None and _is_upload(client, content, tell))
+    return "transfer_uuid" not in content or (client is not None and _is_upload(client, content, show_message))
 
 
-def _is_upload(client: Any, content: dict[str, Any], tell: Callable[[str], object]) -> bool:
+def _is_upload(client: Any, content: dict[str, Any], show_message: Callable[[str], object]) -> bool:
     """Returns whether an upload, or a part of it, is for a control that accepts files, and is not too large."""
     uploads, uuid = client.gui._current_file_upload_states, content["transfer_uuid"]
     if "content" in content:
@@ -76,11 +76,11 @@ def _is_upload(client: Any, content: dict[str, Any], tell: Callable[[str], objec
         return False
     total = size + sum(upload["total_bytes"] for upload in uploads.values())
     if total > TRANSFER_MAX:
-        tell(f"**{content['filename']}: expected uploads of at most {TRANSFER_MAX:,} bytes, found {total:,}**")
+        show_message(f"**{content['filename']}: expected uploads of at most {TRANSFER_MAX:,} bytes, found {total:,}**")
     return bool(total <= TRANSFER_MAX)
 
 
-def _is_gui_update(client: Any, content: dict[Any, Any], tell: Callable[[str], object]) -> bool:
+def _is_gui_update(client: Any, content: dict[Any, Any], show_message: Callable[[str], object]) -> bool:
     uuid, updates = content.get("uuid"), content.get("updates")
     if content.keys() != {"uuid", "updates"} or not isinstance(uuid, str) or not isinstance(updates, dict):
         return False
@@ -89,7 +89,7 @@ def _is_gui_update(client: Any, content: dict[Any, Any], tell: Callable[[str], o
         return False
     expected = find_problem(handle, updates["value"])
     if expected is not None:
-        tell(f"**{handle.label}: expected {expected}**")
+        show_message(f"**{handle.label}: expected {expected}**")
     return expected is None
 
 

@@ -25,7 +25,7 @@ FULL_SCREEN = (
 )
 """A button in HTML, as browsers enter full screen only in the handler of a click on the page."""
 
-MOVING = (
+NAVIGATION_HELP = (
     '<div style="padding: 0 0.7em 0.5em; font-size: 0.875em">'
     '<span class="tsplat-mouse">Drag to turn, with the right button to move; wheel to zoom. Keys: arrows turn, '
     'W A S D, Q E move.</span><span class="tsplat-touch">One finger turns, two fingers move and zoom.</span></div>'
@@ -232,7 +232,7 @@ class Panel:
 
     def _add_view(self) -> None:
         gui = self._gui
-        gui.add_html(MOVING)
+        gui.add_html(NAVIGATION_HELP)
         self._callbacks.on_click(
             gui.add_button("Reset view", hint="Resets the camera, the field of view and the up direction"),
             self._actions.reset_view,

@@ -72,7 +72,7 @@ class Frusta:
         self._page, self._name, self.allowed = page, name, True
         self._drawn: list[tuple[Any, Camera]] = []
         self._scale = 0.0
-        page.client.camera.on_update(lambda _: page.callbacks.run_soon(self.hide))
+        page.client.camera.on_update(lambda _: page.callbacks.enqueue(self.hide))
 
     def draw(
         self,

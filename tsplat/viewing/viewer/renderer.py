@@ -47,9 +47,9 @@ image: the quality depends on how many are rendered."""
 LEVEL = math.sqrt(2)
 """Ratio between successive numbers of rendered Gaussians. Images with the same number are traced once and replayed."""
 
-SLOW, FAST, SETTLED = 1.2, 0.6, 5
+SLOW, FAST, SETTLED_IMAGES = 1.2, 0.6, 5
 """The number of Gaussians changes if the time, relative to the budget, is above SLOW or below FAST, after at least
-SETTLED images with the same number."""
+SETTLED_IMAGES images with the same number."""
 
 SIDE_MAX, PIXELS_MAX = 16384, 1 << 24
 """Maximum width or height of a canvas, and maximum number of pixels of an image; larger images are reduced."""
@@ -224,7 +224,7 @@ class Renderer:
                 if is_large:
                     seconds = max(seconds, LARGE_SECONDS)
                     n_max = self._number(pose, seconds)
-                if not is_large or (n_max == LARGE and self._n_settled >= SETTLED):
+                if not is_large or (n_max == LARGE and self._n_settled >= SETTLED_IMAGES):
                     divisor = max(divisor_min, self._divisor(pose, seconds))
             width, height = (max(1, round(size / divisor)) for size in (pose.width, pose.height))
             camera = pose.camera(width, height, settings.model)
@@ -314,7 +314,7 @@ class Renderer:
         """Returns the maximum number of Gaussians of a full-size image of a large model in a budget; None for all."""
         if not self._samples:
             self._change_number(LARGE)
-        elif self._n_max is None or self._n_settled >= SETTLED:
+        elif self._n_max is None or self._n_settled >= SETTLED_IMAGES:
             fixed, slope = self._predict()
             taken = fixed + slope * pose.width * pose.height
             if not FAST * seconds <= taken <= SLOW * seconds:

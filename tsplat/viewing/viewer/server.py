@@ -36,7 +36,7 @@ from .viewed_models import ViewedModel
 MODULES = ("viser", "PIL", "matplotlib", "scipy")
 """Optional dependencies of the viewer."""
 
-FAREWELL_SECONDS = 0.3
+LAST_MESSAGE_SECONDS = 0.3
 """Seconds until a last message has reached the pages."""
 
 
@@ -134,9 +134,9 @@ class Viewer:
             self._sessions.clear()
         if message and sessions:
             for session in sessions:
-                session.tell(message)
+                session.show_message(message)
             self._server.flush()
-            time.sleep(FAREWELL_SECONDS)
+            time.sleep(LAST_MESSAGE_SECONDS)
         for session in sessions:
             session.close()
         with contextlib.redirect_stdout(io.StringIO()):
@@ -176,12 +176,12 @@ class Viewer:
         return next((answer for session in sessions if (answer := session.drawing.answer(path))), None)
 
     def _allows(self, client: Any, message: Any) -> bool:
-        return allows(client, message, partial(self._tell, client))
+        return allows(client, message, partial(self._show_message, client))
 
-    def _tell(self, client: Any, text: str) -> None:
+    def _show_message(self, client: Any, text: str) -> None:
         session = self._sessions.get(client.client_id)
         if session is not None:
-            session.tell(text)
+            session.show_message(text)
 
 
 def open_in_browser(url: str) -> None:

@@ -33,7 +33,7 @@ from .worker import Worker
 JPEG_QUALITY = 75
 """JPEG quality of images while the camera moves; at rest, images are PNG."""
 
-STILL = 1e-4
+STILL_DISTANCE_MAX = 1e-4
 """Maximum distance of a camera that has not moved from its start, relative to the distance of the point it looks at."""
 
 OpenModel = Callable[[str, Callable[[str], object]], ViewedModel]
@@ -70,7 +70,7 @@ class Session:
         self._client, self._training = client, training
         self._folder = folder or Folder(".")
         self._closed = threading.Event()
-        self._callbacks = Callbacks(self.tell)
+        self._callbacks = Callbacks(self.show_message)
         self._live_page: LivePage | None = None
         self._graphics: Graphics = "missing"
         self._is_drawn, self._drawing_lock = False, threading.Lock()
@@ -97,7 +97,7 @@ class Session:
         page = Page(
             client=client,
             callbacks=self._callbacks,
-            tell=self.tell,
+            show_message=self.show_message,
             model=lambda: self._panel.model,
             settings=self._settings,
             change=self._change,
@@ -115,7 +115,7 @@ class Session:
             self._video = VideoTab(page)
         self.drawing = Drawing(
             client.gui,
-            lambda: self._callbacks.run_soon(self._change),
+            lambda: self._callbacks.enqueue(self._change),
             self._note_graphics,
             self._note,
             self._stop_drawing,
@@ -125,7 +125,7 @@ class Session:
         # Created last, as its thread would outlive an error above.
         self._worker: Worker[ViewRequest] = Worker(self._render, self._show, self._fail)
         self._ready = True
-        client.camera.on_update(lambda _: self._callbacks.run_soon(self._follow))
+        client.camera.on_update(lambda _: self._callbacks.enqueue(self._follow))
         self._callbacks.run(self._follow)
 
     def close(self, seconds: float = 5.0) -> None:
@@ -172,7 +172,7 @@ class Session:
     def _note_graphics(self, graphics: Graphics) -> None:
         """Handles the browser's report of its graphics: offers drawing in the browser, if possible."""
         self._graphics = graphics
-        self._callbacks.run_soon(self._draw_by)
+        self._callbacks.enqueue(self._draw_by)
         if self._panel.drawn_by == "browser" and (problem := self._drawing_problem()) is not None:
             self._note(problem)
 
@@ -197,14 +197,14 @@ class Session:
                 self._callbacks.fail(f"the server draws: {problem}", self._stop_drawing)
 
         # Runs after a pending change of the choice.
-        self._callbacks.run_soon(stop)
+        self._callbacks.enqueue(stop)
 
     def _follow(self) -> None:
         """Renders after the camera has moved or the canvas was resized. An unmoved camera is framed for its size."""
         model, camera = self._panel.model, self._client.camera
         eye, fov = self._framed
-        is_first = math.dist(camera.position, eye) < STILL * math.dist(eye, model.target)
-        is_first &= abs(camera.fov - math.radians(fov)) < STILL
+        is_first = math.dist(camera.position, eye) < STILL_DISTANCE_MAX * math.dist(eye, model.target)
+        is_first &= abs(camera.fov - math.radians(fov)) < STILL_DISTANCE_MAX
         if is_first and model.framing_for(camera.image_width, camera.image_height) != self._framed:
             self._reset_view()
         else:
@@ -256,13 +256,13 @@ class Session:
             if not self._is_drawn:
                 self._callbacks.fail(problem, self._show)
 
-    def tell(self, message: str) -> None:
+    def show_message(self, message: str) -> None:
         """Shows a message above the controls, until one of them is used; an empty message hides the last one."""
         if not self._closed.is_set():
             self._panel.show_message(message)
 
     def _note(self, message: str) -> None:
-        """Shows a message like :meth:`tell`, but neither replaces nor hides another one."""
+        """Shows a message like :meth:`show_message`, but neither replaces nor hides another one."""
         if not self._closed.is_set():
             self._panel.show_note(message)
 
@@ -280,13 +280,13 @@ class Session:
 
     def _open_model(self, open_model: OpenModel, name: str) -> str:
         path = self._folder.readable(name)
-        self.tell(f"Reading {path}")
+        self.show_message(f"Reading {path}")
         return self._open(open_model, path)
 
     def _upload(self, open_model: OpenModel, name: str, content: bytes) -> str:
         """Opens an uploaded file from a temporary folder, so that it does not overwrite another file."""
         check_name(name)
-        self.tell(f"Reading {name}")
+        self.show_message(f"Reading {name}")
         with tempfile.TemporaryDirectory(prefix="tsplat-") as folder:
             Path(folder, name).write_bytes(content)
             try:

@@ -19,7 +19,7 @@ PLOT_PADDING = (12, 24, 0, 0)
 INTERVAL = 0.5
 """Seconds between updates of a page."""
 
-PROBE = 16
+PROBE_SIZE = 16
 """Width and height of the image that a page is asked to render. Slow browsers render a fraction of the resolution."""
 
 BLUE, ORANGE = "#4c9be8", "#e8944c"
@@ -114,7 +114,7 @@ class LivePage:
         shown: tuple[int, bool] | None = None
         while not self._closed.wait(INTERVAL):
             try:
-                self._client.get_render(PROBE, PROBE)
+                self._client.get_render(PROBE_SIZE, PROBE_SIZE)
             except RuntimeError:  # the client has disconnected, or its page is hidden
                 continue
             if self._closed.is_set():

@@ -226,7 +226,7 @@ class VideoTab:
         def render(i: int, n: int, camera: Camera) -> Image:
             if self._page.closed.is_set():
                 raise RuntimeError("the client has disconnected")
-            self._page.tell(f"Rendering frame {i + 1} of {n}")
+            self._page.show_message(f"Rendering frame {i + 1} of {n}")
             return model.renderer.render(pose_of(camera), settings).image
 
         return f"Wrote {self._keyframes.write(path, options, render)}"

@@ -83,18 +83,18 @@ class ViewedModel:
             return self.eye, math.degrees(2 * math.atan(narrower * math.tan(math.radians(self.fov) / 2)))
         return [b + narrower * (a - b) for a, b in zip(self.eye, self.target, strict=True)], self.fov
 
-    def find_view(self, name: str, tell: Callable[[str], object]) -> View | None:
+    def find_view(self, name: str, show_message: Callable[[str], object]) -> View | None:
         """Returns the photograph with a name, or None. The first call may read all photographs, which takes long.
 
         Args:
-            tell: Called with a message before the photographs are read.
+            show_message: Called with a message before the photographs are read.
 
         Raises:
             ArgumentError, OSError: The photographs cannot be read.
         """
         with self._reading:
             if self.read_views is not None:
-                tell("Reading the photographs")
+                show_message("Reading the photographs")
                 self.views.update(self.read_views())
                 self.read_views = None
         return self.views.get(name)

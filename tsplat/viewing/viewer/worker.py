@@ -73,10 +73,10 @@ class Worker(Generic[Request]):
         while newer is not None:
             request, frame = newer, None
             # If rendering takes long, the camera may be at rest by now.
-            if self._rest_in() > 0:
+            if self._seconds_to_rest() > 0:
                 frame = self._render(request, MOVING_SECONDS)
                 self._deliver(frame, at_rest=False)
-            newer = self._take(max(self._rest_in(), 0.0))
+            newer = self._take(max(self._seconds_to_rest(), 0.0))
         if not self._closed:
             self._deliver(frame if frame and frame.is_full else self._render(request, None), at_rest=True)
 
@@ -84,7 +84,7 @@ class Worker(Generic[Request]):
         if not self._closed:
             self._show(frame, at_rest)
 
-    def _rest_in(self) -> float:
+    def _seconds_to_rest(self) -> float:
         """Returns the seconds until the camera counts as at rest, unless it moves again."""
         return self._submitted + REST_SECONDS - time.monotonic()
 
