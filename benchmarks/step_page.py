@@ -22,7 +22,7 @@ backward; a training step is rasterization, L1 + SSIM loss, backward and Adam. S
 device time, plus waits. Ratios are tsplat / gsplat. [Graphed](howto/compile.md#calls-that-replay-graphs) calls replay
 CUDA graphs; they have not been run on a GPU. A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
-Eager calls replay [passes](architecture.md#how-a-call-runs). If they are not packed, Python takes 217 us for each of
+Eager calls replay [passes](architecture.md#how-a-call-runs). If they are not packed, Python takes 210 us for each of
 the scenes; the table has the times of packed calls.
 
 """
