@@ -120,7 +120,7 @@ def add_edit_options(parser: argparse.ArgumentParser) -> None:
     add = functools.partial(group.add_argument, action=Operation, default=argparse.SUPPRESS)
     sphere: dict[str, Any] = {"type": number, "nargs": 4, "metavar": ("X", "Y", "Z", "R")}
     add("--crop", **BOX, help="keep the Gaussians whose centers lie in the box")
-    add("--crop-sphere", **sphere, help="keep those whose centers lie in the sphere")
+    add("--crop-sphere", **sphere, help="keep the Gaussians whose centers lie in the sphere")
     add("--translate", **VECTOR, help="move by a vector, in world units")
     add("--rotate", **VECTOR, help="rotate by degrees about the x, then y, then z axis")
     add("--scale", type=number, metavar="F", help="scale by a factor about the origin")
@@ -155,7 +155,7 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
     add("--data", type=path, metavar="SCENE", help=data)
     add("--views", **COUNT, default=100, help="maximum number of cameras, evenly chosen (100)")
     add("--size", **SIZE, default=640, help="longest side of the depth images in pixels (640)")
-    depth = "depth at which a ray meets the surface: the mean, or that around which transmittance is one half (median)"
+    depth = "depth at which a ray meets the surface: the mean, or where transmittance falls to one half (median)"
     add("--depth", choices=get_args(DepthKind), default="median", help=depth)
     add("--voxel", type=positive, metavar="SIZE", help="edge of a voxel in world units")
     add("--resolution", **COUNT, help="number of voxels along the longest side, in place of --voxel (256)")

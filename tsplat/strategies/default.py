@@ -45,7 +45,7 @@ class DefaultStrategy(Strategy):
         revised_opacity: Lower the opacity of split Gaussians so that two of them cover as much as one did.
         verbose: Print the number of changed Gaussians.
         key_for_gradient: Entry of `info` whose gradient is used.
-        cap_max: Maximum number of Gaussians, which those with the largest gradients reach first; None for no limit.
+        cap_max: Maximum number of Gaussians; those with the largest gradients grow first. None for no limit.
         generator: Random generator of the positions of split Gaussians; PyTorch's global one if None.
     """
 

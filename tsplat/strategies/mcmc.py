@@ -39,7 +39,7 @@ class MCMCStrategy(Strategy):
         refine_start_iter: Step after which Gaussians are relocated and added.
         refine_stop_iter: Step before which Gaussians are relocated and added.
         refine_every: Number of steps between refinements.
-        min_opacity: Opacity up to which Gaussians are dead.
+        min_opacity: Gaussians with at most this opacity are dead: refinements relocate them.
         verbose: Print the number of changed Gaussians.
         noise_injection_stop_iter: Step before which noise is added; negative for all steps.
         noise_opacity_t: Opacity at which Gaussians get half of the noise; more opaque ones get less.

@@ -55,9 +55,11 @@ class Config:
         seed: Random seed for the order of views, the backgrounds and the strategy.
         means_rate: Learning rate of the means, in units of the scene's extent; decays exponentially by `means_decay`.
         means_decay: Ratio of the final to the initial learning rate of the means.
-        scales_rate, opacities_rate, quats_rate: Learning rates of the logarithms of the scales, the logits of the
-            opacities, and the quaternions.
-        sh0_rate, shN_rate: Learning rates of the spherical harmonics of degree 0, and of the higher degrees.
+        scales_rate: Learning rate of the logarithms of the scales.
+        opacities_rate: Learning rate of the logits of the opacities.
+        quats_rate: Learning rate of the quaternions.
+        sh0_rate: Learning rate of the spherical harmonics of degree 0.
+        shN_rate: Learning rate of the spherical harmonics of higher degrees.
         rates_decay: Ratio of the final to the initial learning rates of all other Gaussian parameters; they decay
             exponentially in the last fifth of the run.
         warm_up: Number of steps in which all learning rates rise from zero, with the cube of the step, while Adam's
@@ -97,9 +99,10 @@ class Config:
         pose_refinement: Learn a small motion of each training camera, or of both poses of a rolling shutter. Metrics of
             held-out views are then measured twice: with the given poses, and with poses fitted to the finished model.
         pose_rate: Learning rate of the rotations, in radians, and of the translations, in units of the scene's extent.
-        lens_refinement, lens_rate: Learn the distortion of lenses, which held-out views share; learning rate.
+        lens_refinement: Learn the distortion of each lens, which its held-out views share.
+        lens_rate: Learning rate of the distortion coefficients.
         exposure: Learn an affine map of the colors of each training view; the mean of all maps is the identity.
-        exposure_rate: Learning rate of the maps' entries.
+        exposure_rate: Learning rate of the entries of these maps.
         gains: Use a gain per color channel of each training view, for photographs with varying exposure. Gains are
             estimated from the colors of sparse points, or during training.
         visible_adam: Update only the Gaussians that a step's views show. Adam overshoots where most gradients are zero.
