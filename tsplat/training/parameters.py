@@ -163,7 +163,7 @@ class Parameters:
         self.row_gradients = {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
     def gradients(self) -> dict[str, Tensor]:
-        """Returns the gradients that there are: of all Gaussians, or of `rows`."""
+        """Returns the existing gradients: of all Gaussians, or of `rows`."""
         gradients = {name: p.grad for name, p in self.params.items() if p.grad is not None}
         return gradients | self.row_gradients
 

@@ -58,7 +58,7 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
     Runs of "standard" with s < 30,000 steps have higher learning rates than :class:`Config`: that of the means is
     multiplied by (30,000 / s)^(1/3), those of the scales and of the spherical harmonics by (30,000 / s)^(1/2). With
     s < 1,500, those of the means, rotations and opacities are multiplied by (1,500 / s)^(1/2) as well. With s > 1,500,
-    the weight of scales in the loss is, but not by less than 1/2.
+    the weight of scales in the loss is multiplied by (1,500 / s)^(1/2), at least by 1/2.
 
     Args:
         name: "standard" for :class:`LongAxisStrategy` with opaque, small initial Gaussians, antialiasing and learning
