@@ -66,7 +66,7 @@ class LiveRenderer(Renderer):
         """Returns False: each step changes which Gaussians matter most in an image, so none are left out."""
         return False
 
-    def seen(self, camera: Camera, settings: Settings, n_max: int | None = None) -> Gaussians:
+    def seen_by(self, camera: Camera, settings: Settings, n_max: int | None = None) -> Gaussians:
         """Returns all Gaussians in the crop box: steps change the Gaussians, so culling boxes would not be valid."""
         return self.cropped(settings.crop)
 

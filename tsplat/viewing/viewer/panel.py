@@ -27,8 +27,9 @@ FULL_SCREEN = (
 
 NAVIGATION_HELP = (
     '<div style="padding: 0 0.7em 0.5em; font-size: 0.875em">'
-    '<span class="tsplat-mouse">Drag to turn, with the right button to move; wheel to zoom. Keys: arrows turn, '
-    'W A S D, Q E move.</span><span class="tsplat-touch">One finger turns, two fingers move and zoom.</span></div>'
+    '<span class="tsplat-mouse">Drag to rotate, drag with the right button to pan, scroll to zoom. '
+    "Keys: arrows rotate, W A S D, Q E move.</span>"
+    '<span class="tsplat-touch">One finger rotates, two fingers pan and zoom.</span></div>'
 )
 """Help for mouse and touch; the page's style shows one of both."""
 

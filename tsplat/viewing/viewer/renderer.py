@@ -38,7 +38,7 @@ DIVISOR_MAX = 8
 """Maximum factor by which an image is made smaller to save time."""
 
 SLOWER_MAX = 1.25
-"""Minimum ratio of times for which an image is made smaller."""
+"""An image that takes at most this many times as long as the smallest one is not made smaller."""
 
 LARGE, LARGE_SECONDS = 1 << 18, 0.15
 """Number of Gaussians above which images may leave out the less important ones, and minimum time budget of such an
@@ -229,7 +229,7 @@ class Renderer:
             width, height = (max(1, round(size / divisor)) for size in (pose.width, pose.height))
             camera = pose.camera(width, height, settings.model)
             start = time.perf_counter()
-            gaussians = self.seen(camera, settings, n_max)
+            gaussians = self.seen_by(camera, settings, n_max)
             image, visible, depths = self._rasterize(gaussians, camera, settings)
             taken = time.perf_counter() - start
             if n_max == self._n_max:  # times of images at rest do not predict those with fewer Gaussians
@@ -263,7 +263,7 @@ class Renderer:
             self._cropped = box, crop_gaussians(self.gaussians, box)
         return self._cropped[1]
 
-    def seen(self, camera: Camera, settings: Settings, n_max: int | None = None) -> Gaussians:
+    def seen_by(self, camera: Camera, settings: Settings, n_max: int | None = None) -> Gaussians:
         """Returns the Gaussians that a camera may see; with `n_max`, at most this number of the most important ones."""
         gaussians = self.cropped(settings.crop)
         if n_max is None and settings.show in ("centers", "ellipses"):  # their sizes differ from those of culling
