@@ -1,10 +1,11 @@
-"""Kills an agent of torchrun again and again, at random moments, and measures when training continues.
+"""Repeatedly kills an agent of torchrun at random times and measures how long training takes to continue.
 
     python -m tests.tools.agent_kills [--kills 20] [--seed 0]
 
-Two agents with two ranks each train a small scene, as docs/distributed.md has it. The second agent and its ranks are
-killed by SIGKILL; the ranks of the first must resume within a minute, from the newest checkpoint or a later one. Then
-another second agent joins. Every other one has rank 0. Prints a line for each kill. A busy machine needs more time.
+Two agents with two ranks each train a small scene, as described in docs/distributed.md. The tool kills the second agent
+and its ranks with SIGKILL. The ranks of the first agent must resume within a minute from the newest checkpoint saved
+before the kill, or from a later one. Then a new second agent joins; every other one has rank 0. The tool prints a line
+for each kill. On a busy machine, a restart may take more than a minute.
 """
 
 import argparse
@@ -25,14 +26,14 @@ from tests.support.train_worker import capture
 from tests.support.waiting import wait_for
 
 REJOIN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Without it, an agent of PyTorch 2.13 that joins later waits forever for an address."""
+"""Environment of the agents. Without it, an agent of PyTorch 2.13 that joins later waits forever for an address."""
 
 LIMIT = 60.0
-"""Seconds after a kill in which training has to continue."""
+"""Maximum time in seconds from a kill until training continues."""
 
 
 class Agents:
-    """Two agents that train a scene into a folder; the first one keeps the rendezvous."""
+    """Two agents that train a scene and write to a folder. The first one serves the rendezvous."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as probe:
@@ -61,25 +62,25 @@ class Agents:
             )
 
     def is_open(self) -> bool:
-        """Whether an agent keeps the rendezvous."""
+        """Returns whether an agent serves the rendezvous."""
         with socket.socket() as probe:
             return probe.connect_ex(("localhost", self.port)) == 0
 
     def saved(self) -> int:
-        """Step of the newest checkpoint."""
+        """Returns the step of the newest checkpoint, or 0."""
         names = [path.name for path in self.run.glob("checkpoints/step_*")]
         return max((int(name.split("_")[1]) for name in names), default=0)
 
     def resumes(self) -> list[int]:
-        """Steps at which the ranks of the first agent resumed; with a number of ranks for each start."""
+        """Returns the steps at which the ranks of the first agent resumed."""
         return list(map(int, re.findall(r"resumed from step_\d+: step (\d+) of", self.output())))
 
     def starts(self, agent: int = 0) -> list[int]:
-        """Numbers of ranks that have started to train, of which rank 0 was one of an agent."""
+        """Returns the number of ranks of each start of training in which rank 0 belonged to the agent."""
         return list(map(int, re.findall(r"(\d+) ranks with sharded Gaussians", self.output(agent))))
 
     def leader(self) -> int | None:
-        """The agent that has rank 0 of the four that train; None if four do not."""
+        """Returns the agent that has rank 0 while four ranks train, or None if fewer do."""
         return next((agent for agent in (0, self.n - 1) if self.starts(agent)[-1:] == [4]), None)
 
     def output(self, agent: int = 0) -> str:

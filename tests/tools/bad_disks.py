@@ -1,12 +1,14 @@
-"""Runs commands that write to bad disks: `python -m tests.tools.bad_disks full outputs calls --count 20 --seed 0`.
+"""Runs commands whose output cannot be written: `python -m tests.tools.bad_disks full outputs calls --count 20 --seed
+0`.
 
-    full      file systems of ten sizes, from none to more than what the command writes
-    outputs   a link, a mount point, the current folder, other content, a read-only file system, two commands at once
-    calls     one system call on the output fails, drawn at random; needs strace
+    full      the file system is full: ten sizes, from 0 bytes to more than the command writes
+    outputs   the output is a link, a mount point, the current folder or another kind of folder, is read-only, or is
+              written by two commands at the same time
+    calls     a random system call on the output fails (requires strace)
 
-A command must write its result, or end with an error in words. What was there before must still be there, or what
-replaces it, and the command must succeed when it is repeated where there is room. Needs the right to mount file
-systems. Prints a line for each case, and exits with 1 if one is wrong.
+A command must write its result or exit with an error message. Afterwards, the output must be either the old result or
+the new one, and the command must succeed when it is repeated with enough space. The tool must be allowed to mount file
+systems. It prints a line for each case and exits with 1 if a case fails.
 """
 
 import argparse
@@ -35,14 +37,15 @@ from tsplat.training import read_newest
 TRAIN = "--steps 6 --save-every 2 --eval-every 100 --test-every 0 --device cpu --backend torch --preset fixed"
 RENDER = "--width 16 --height 12 --backend torch --trajectory orbit --frames"
 N_OLD, N_NEW = 20, 30
-"""Gaussians in a model before a command, and in what replaces it."""
+"""Numbers of Gaussians in the old and in the new model."""
 
 FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.3, 3.0, 8.0, 25.0)
-"""Room for the output, relative to what a command leaves there; COLMAP needs much more meanwhile."""
+"""Sizes of the file system relative to the size of the output. COLMAP temporarily uses much more space than its
+output."""
 
 SYSTEM_CALLS = "openat,write,pwrite64,mkdir,rename,unlink,unlinkat,rmdir,link,fsync,fdatasync,ftruncate,chmod"
 LEFT = re.compile(r"\.(step_|gone_|tsplat-|out\.).*|\.(.*\.)?[0-9a-f]{8}|prepared-\d+")
-"""Names that a command that ends by itself does not leave."""
+"""Names of temporary files, which a command must remove unless it is killed."""
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -59,16 +62,16 @@ sys.exit(cli.main(words))
 
 @dataclass(frozen=True)
 class Command:
-    """A command that writes to ``{out}``.
+    """A command that writes its output to ``{out}``.
 
     Attributes:
-        words: The command line; ``{inputs}`` is the folder of what all commands read.
-        is_complete: Returns whether the output is what the command writes.
-        before: Name of what is copied to the output before, in the folder of inputs.
-        is_kept: Returns whether the output is what was there before, or a later state of it.
-        resumed: The command line that finishes a run that has started, if it is another.
-        end: End of the name of the output.
-        is_tried: Whether `full` and `outputs` run it; tests of the command line try the others there.
+        words: Command line. ``{inputs}`` is the folder with the inputs of all commands.
+        is_complete: Returns whether the output is complete.
+        before: Name of the old output in the folder of inputs. It is copied to the output before the command runs.
+        is_kept: Returns whether the output is the old one or a later state of it.
+        resumed: Command line that resumes a started run, if it differs from `words`.
+        end: Suffix of the output's name.
+        is_tried: Whether `full` and `outputs` run the command. Tests of the command line cover the other commands.
     """
 
     words: str
@@ -80,7 +83,7 @@ class Command:
     is_tried: bool = True
 
     def write_before(self, inputs: Path, out: Path) -> None:
-        """Writes what is there before the command."""
+        """Copies the old output to `out`."""
         if self.before is not None:
             copy(inputs / self.before, out)
 
@@ -90,7 +93,7 @@ def is_finished(run: Path) -> bool:
 
 
 def is_started(run: Path) -> bool:
-    """Returns whether the newest checkpoint is valid, and as new as the one before the command."""
+    """Returns whether the newest checkpoint is valid and not older than the one before the command."""
     _, checkpoint, errors = read_newest(run)
     return not errors and checkpoint.step >= 2
 
@@ -142,7 +145,7 @@ def used(folder: Path) -> int:
 
 @contextlib.contextmanager
 def mounted(folder: Path, size: int = 1 << 28) -> Iterator[Path]:
-    """Yields an empty file system of a size in bytes."""
+    """Mounts an empty file system of `size` bytes and yields it."""
     folder.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={max(size, 4096)}", "tmpfs", folder], check=True)
     try:
@@ -153,7 +156,7 @@ def mounted(folder: Path, size: int = 1 << 28) -> Iterator[Path]:
 
 
 class Runner:
-    """Runs ``tsplat`` in processes that are forked from one with PyTorch."""
+    """Runs ``tsplat`` in processes forked from a process that has imported PyTorch."""
 
     MODULES = ("torch", "scipy.spatial", "PIL.Image", "matplotlib.pyplot", "tsplat.training")
 
@@ -161,7 +164,7 @@ class Runner:
         self.forks = Forks((*self.MODULES, "tsplat.cli"))
 
     def __call__(self, words: str, *, cwd: Path = ROOT, strace: str = "") -> tuple[int, str]:
-        """Returns the exit status and what was printed."""
+        """Runs a command line. Returns the exit status and the output."""
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "999"}
         done = self.forks.run(PROGRAM, strace, *words.split(), cwd=cwd, environment=environment, timeout=600)
         return done.returncode, done.stdout + done.stderr
@@ -171,7 +174,7 @@ Run = Callable[..., tuple[int, str]]
 
 
 def write_inputs(folder: Path, run: Run) -> None:
-    """Writes what the commands read, and what is there before them."""
+    """Writes the inputs and the old outputs of the commands."""
     folder.mkdir()
     write_photos(folder / "photos")
     write_scene(folder / "scene", points=10)
@@ -194,7 +197,7 @@ def write_inputs(folder: Path, run: Run) -> None:
 
 
 class Cases:
-    """Runs commands in a folder, and counts how they end. `run` and `other` can run one at the same time."""
+    """Runs commands in a folder and counts the results. `run` and `other` can run two commands at the same time."""
 
     def __init__(self, folder: Path, run: Run, other: Run) -> None:
         self.folder, self.inputs, self.place = folder, folder / "inputs", folder / "place"
@@ -206,11 +209,11 @@ class Cases:
         return self.run(line, **options)  # type: ignore[arg-type]
 
     def check(self, name: str, command: Command, out: Path, ended: tuple[int, str], *, alone: bool = True) -> None:
-        """Counts and prints how a command ended; unless it was `alone`, it is not repeated."""
+        """Checks, counts and prints the result of a command. Repeats the command only if it ran `alone`."""
         status, output = ended
         try:
             problem = self.problem(command, out, status, output, alone)
-        except Exception:  # what is left cannot be read
+        except Exception:  # the output cannot be read
             problem = traceback.format_exc(limit=-2)
         ending = "wrong" if problem else "error" if status else "result"
         self.counts[ending] += 1

@@ -1,8 +1,9 @@
-"""Compare sequences of calls in one process with fresh processes: `python -m tests.tools.call_sequences --count 1000`.
+"""Compares sequences of calls in one process with calls in fresh processes: `python -m tests.tools.call_sequences
+--count 1000`.
 
-Images, gradients and `meta` must be bit-exact, whatever the process did before: calls of other kinds and sizes,
-backward passes that come later, errors and interrupts, training, graphs. A sequence that differs is simplified and
-printed.
+Images, gradients and `meta` must be bit-exact regardless of what the process did before: calls with other options and
+sizes, delayed backward passes, errors and interrupts, training, graphs. The tool simplifies and prints each sequence
+whose results differ.
 """
 
 import argparse
@@ -16,11 +17,13 @@ from collections import Counter
 from tests.support import call_sequences
 
 COMPILED_EVERY = 50
-"""One of so many sequences compiles calls, which takes ten seconds."""
+"""One in this many sequences compiles calls, which takes ten seconds."""
 
 
 def check(seed: int, compiled: bool) -> tuple[int, Counter[str], list[str]]:
-    """Returns the seed of a sequence, how often it did what, and what differs, if anything, with a simpler sequence."""
+    """Runs the sequence of a seed. Returns the seed, counts of the sequence's actions and, if results differ, the
+        differences
+    with a simplified sequence."""
     actions = call_sequences.random_sequence(seed, compiled=compiled)
     found = call_sequences.differences(actions)
     if found:

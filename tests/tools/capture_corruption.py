@@ -1,7 +1,7 @@
 """Reads randomly damaged captures: `python -m tests.tools.capture_corruption colmap_binary --count 2000`.
 
-A damaged file has to be rejected with a typed error that names a file, or be read as a capture whose values are all
-finite and plausible, within 5 seconds and within twice its size plus 200 MB.
+A reader must reject a damaged file with a typed error that names a file, or return a capture with finite and plausible
+values. It may take 5 seconds and allocate twice the file's size plus 200 MB.
 """
 
 import struct
@@ -37,7 +37,7 @@ COORDINATE_MAX = 1e12
 
 
 class Scene(DamagedFiles):
-    """A small capture whose files of one format are damaged."""
+    """A small capture in one format whose files are damaged."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         views = sample_views()[:4]
@@ -103,7 +103,7 @@ class Scene(DamagedFiles):
 
 
 def _problem(capture: Capture) -> str | None:
-    """What is not plausible in a capture; None if nothing is."""
+    """Returns what is implausible in a capture, or None."""
     views = (*capture.train, *capture.test)
     if len(views) < 2 or len({view.name for view in views}) < len(views):
         return f"{len(views)} views"

@@ -1,10 +1,11 @@
-"""Compare torch.compile with eager calls for tensors of all layouts: `python -m tests.tools.compiled_layouts`.
+"""Compares torch.compile with eager calls for tensors of all layouts: `python -m tests.tools.compiled_layouts`.
 
-Every input of a function, and the gradients of its outputs, has each layout with several origins: as a leaf, a
-parameter, a view of a leaf, or a view that is made in the graph. All inputs of a call have one, but few inputs have a
-layout that changes values, so that something is left to compare. Tensors of other classes and of inference mode,
-which are refused, come one at a time. Calls give equal bits, or refuse a tensor in words; the tensor at fault is named.
-Cases of all backends, compilers and functions take turns. `--log FILE` continues after a crash or an end.
+Each input of a function, and each gradient of its outputs, is tested in each layout with several origins: a leaf, a
+parameter, a view of a leaf, or a view created in the graph. A call combines layouts and origins of all inputs. Few
+inputs per call have a layout that changes values, so that the results remain meaningful. Tensor subclasses and
+inference tensors, which raise an error, are tested one per call. Compiled and eager calls must return equal bits or
+raise an error; the tool names the input that causes a failure. The order of cases alternates between backends,
+compilers and functions. With `--log FILE`, the tool continues where an earlier run crashed or stopped.
 """
 
 import argparse
@@ -30,28 +31,28 @@ from tests.support.layouts import LAYOUTS, MORE, lay_out
 from tsplat import l1_and_ssim, l1_ssim_loss, rasterization
 
 SUMMED = ("expanded", "one value", "last axis of one value", "overlapping", "negative of one value")
-"""Layouts whose gradients are sums, which Inductor adds in another order where the view is made in its graph."""
+"""Layouts whose gradients are sums. Inductor adds in a different order if the view is created in its graph."""
 CHANGING = (*SUMMED, "zero")
 """Layouts that change values."""
 
 ORIGINS = ("leaf", "view", "in the graph", "parameter")
 REFUSED = ("subclass", "inference")
-"""Origins whose tensors are refused, but by eager calls that need no gradient of them."""
+"""Origins of tensors that raise an error, except in eager calls without gradients for them."""
 NOT_TRACED = ("zero", "shared memory", "of NumPy, columns first")
-"""Layouts that Dynamo cannot make in a graph."""
+"""Layouts that Dynamo cannot create in a graph."""
 
 BACKENDS, COMPILERS = ("torch", "triton"), ("aot_eager", "inductor")
 
 Choices = dict[str, tuple[str, str]]
-"""Layouts and origins by the names of tensors; "v" stands for the gradients of outputs."""
+"""Name of a tensor -> its layout and origin. "v" denotes the gradients of the outputs."""
 
 
 class Subclass(Tensor):
-    """A tensor of another class, whose operations are those of tensors."""
+    """A subclass of Tensor that overrides nothing."""
 
 
 class Target(NamedTuple):
-    """A function of named tensors, some of which are differentiable."""
+    """A function of named tensors, and the names of its differentiable inputs."""
 
     function: Callable[..., tuple[Tensor, ...]]
     tensors: dict[str, Tensor]
@@ -59,7 +60,7 @@ class Target(NamedTuple):
 
 
 def targets(backend: str) -> dict[str, Target]:
-    """The functions that graphs contain, each with tensors that differ in kind."""
+    """Returns the functions to test with their inputs."""
     structure = scenes.Structure(n=9, cameras=2, width=18, height=13, seed=7)
     options = dict(packed=False, capacity=4000, backend=backend)
 
@@ -106,9 +107,9 @@ def targets(backend: str) -> dict[str, Target]:
 
 
 def cases(target: Target, compiler: str, rounds: int, third: int) -> list[Choices]:
-    """Returns cases in which each tensor has each layout once a round, from another origin each time.
+    """Returns cases in which each tensor has each layout once per round, with a different origin in each round.
 
-    Of the tensors that are refused, a third is chosen.
+    Of the cases with tensors that raise an error, a third is selected.
     """
     names, layouts = [*target.tensors], [layout for layout in (*LAYOUTS, *MORE) if layout not in CHANGING]
 
@@ -144,23 +145,23 @@ def cases(target: Target, compiler: str, rounds: int, third: int) -> list[Choice
 
 
 def in_turn(backends: Sequence[str], compilers: Sequence[str], rounds: int) -> Iterator[tuple[str, str, str, Choices]]:
-    """Backends, compilers, names of targets and their cases, such that any first part has about as many of each."""
+    """Yields backend, compiler, target name and case, with all of them distributed evenly over the sequence."""
     lists = []
     for (backend, compiler), name in itertools.product(itertools.product(backends, compilers), targets(backends[0])):
         of_target = cases(targets(backend)[name], compiler, rounds, len(lists) % 3)
         random.Random(0).shuffle(of_target)
         lists.append([(backend, compiler, name, choices) for choices in of_target])
-    # Targets with many tensors have many cases, so that each list advances in proportion to its length.
+    # Each list advances in proportion to its length, as targets with many tensors have many cases.
     order = [((i + 0.5) / len(part), n, case) for n, part in enumerate(lists) for i, case in enumerate(part)]
     yield from (case for _, _, case in sorted(order, key=lambda entry: entry[:2]))
 
 
 def run(target: Target, choices: Choices, compiler: str | None) -> list[Tensor | None]:
-    """Outputs and gradients."""
+    """Returns outputs and gradients."""
     leaves, given = {}, {}
     inside: dict[str, Callable[[Tensor], Tensor]] = {}
     tensors = {name: t.clone() for name, t in target.tensors.items()}
-    if "shared" in choices:  # all tensors are parts of one
+    if "shared" in choices:  # all inputs are slices of one tensor
         origin = choices["shared"][1]
         members = {name: t for name, t in tensors.items() if origin == "leaf" or name in target.differentiable}
         whole = torch.cat([t.flatten() for t in members.values()])
@@ -204,7 +205,7 @@ def run(target: Target, choices: Choices, compiler: str | None) -> list[Tensor |
     v = scenes.random_like(outputs, 3)
     if "v" in choices:
         v = [lay_out(t, choices["v"][0]) if t.dim() else t for t in v]
-    # Some layouts are those of tensors without a gradient.
+    # Some layouts belong to tensors without a gradient.
     gradients = torch.autograd.grad(outputs, list(leaves.values()), v, allow_unused=True)
     return [None if t is None else t.as_subclass(Tensor).detach().clone() for t in (*outputs, *gradients)]
 
@@ -218,7 +219,7 @@ def is_same(found: Tensor | None, expected: Tensor | None) -> bool:
 
 
 def check(target: Target, choices: Choices, compiler: str) -> str:
-    """Says how a compiled call compares with an eager one."""
+    """Compares a compiled call with an eager call. Returns the result as a message."""
     eager = refused = None
     try:
         eager = run(target, choices, None)
@@ -236,7 +237,7 @@ def check(target: Target, choices: Choices, compiler: str) -> str:
 
 
 def at_fault(target: Target, choices: Choices, compiler: str, found: str) -> Choices:
-    """Returns the choices without which a case is no longer found to be what it is."""
+    """Removes all choices that are not required for the result `found`. Returns the rest."""
     kind = found.partition(":")[0]
     for name in choices:
         fewer = {other: choice for other, choice in choices.items() if other != name}
@@ -246,7 +247,7 @@ def at_fault(target: Target, choices: Choices, compiler: str, found: str) -> Cho
 
 
 def checked(log: Path | None) -> dict[str, str]:
-    """Cases of a log, and what was found; one that ended the process is one that was wrong."""
+    """Returns the result of each case in a log. A case that ended the process counts as wrong."""
     lines = log.read_text().splitlines() if log and log.exists() else []
     return {case: found or "WRONG: ended the process" for case, _, found in (line.partition(" -> ") for line in lines)}
 
@@ -274,12 +275,12 @@ def main() -> int:
             label = f"{backend}, {compiler}, {name}: " + "; ".join(
                 f"{of} {layout} ({origin})" for of, (layout, origin) in choices.items()
             )
-            # By a hash, as steps through the list would favor some functions.
+            # Shards are selected by a hash, as a regular stride could select some functions more often than others.
             if arguments.target not in (None, name) or zlib.crc32(label.encode()) % shards != shard:
                 continue
             n_cases += 1
             if label not in results and time.monotonic() - start < 60 * arguments.minutes:
-                for output in (sys.stdout, log):  # a crash follows the name of its case
+                for output in (sys.stdout, log):  # before the case runs, as it may crash the process
                     print(label, end=" -> ", flush=True, file=output)
                 target = all_targets[backend][name]
                 results[label] = found = check(target, choices, compiler)

@@ -1,7 +1,7 @@
 """Reads randomly damaged model files: `python -m tests.tools.corruption --count 1000`.
 
-A damaged file has to be read as what it still contains or be rejected with a typed error, and reading it may allocate
-at most twice its size plus 64 MiB.
+A reader must return what a damaged file still contains or reject it with a typed error. It may allocate at most twice
+the file's size plus 64 MiB.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def _at_most(count: int) -> Callable[[Gaussians | None], bool]:
 
 def truncated(rng, ply):
     cut = int(rng.integers(len(ply.bytes)))
-    # In ASCII, the last digits of the last number may be missing unnoticed.
+    # In ASCII, a reader cannot detect missing digits at the end of the last number.
     return ply.bytes[:cut], _at_most(len(ply.values)) if ply.encoding == "ascii" else _rejected
 
 
@@ -173,7 +173,7 @@ def _check(path, content, read, is_right, what) -> str:
 
 
 def checkpoint_bytes(rng: Rng, count: int = 50, zipped: bool = True) -> bytes:
-    """A checkpoint of gsplat."""
+    """Returns a random gsplat checkpoint."""
     shapes = dict(means=(3,), scales=(3,), quats=(4,), opacities=(), sh0=(1, 3), shN=(15, 3))
     splats = {n: torch.from_numpy(rng.normal(size=(count, *s)).astype(np.float32)) for n, s in shapes.items()}
     buffer = io.BytesIO()

@@ -1,7 +1,7 @@
-"""Damages files at random, reads them and restores them: what the corruption tools have in common.
+"""Damages files at random, reads them and restores them. The corruption tools share this module.
 
-A damaged file has to be rejected with a typed error that names it, or be read as something that the tool accepts,
-within 5 seconds and within twice its size plus 200 MB.
+A reader must reject a damaged file with a typed error that names it, or return a result that the tool accepts. It may
+take 5 seconds and allocate twice the file's size plus 200 MB.
 """
 
 import argparse
@@ -35,20 +35,20 @@ VALUES = (
     *(b"null", b"true", b"{}", b"[]", b'""', b"-1", b"1e999", b"NaN", b"-Infinity", b"9" * 400, b'"a\\u0000b"'),
     *(b'"\\ud800"', b'"../../etc/passwd"', b'"/dev/zero"', b"[" * 3000, b'"' + b"x" * 5000 + b'"', b"a\0b", b"\xff"),
 )
-"""Texts in place of values: other types, NaN and infinity, and names of no file."""
+"""Texts that replace values: other types, NaN, infinity and names of missing files."""
 
 E57, PAGE, CHECKED = b"ASTM-E57", 1024, 1020
-"""The first bytes of E57; the size of its pages, and how many bytes of each have a checksum after them."""
+"""E57: first bytes of a file, size of a page, and number of bytes per page before the checksum."""
 
 SPECIAL_EVERY = 25
-"""Every so many files, one is replaced by a special file."""
+"""One in this many files is replaced by a special file."""
 
 Rng = np.random.Generator
 Damage = Callable[[Rng, bytes], bytes]
 
 
 class ViolationError(AssertionError):
-    """Reading a damaged file violated a guarantee."""
+    """Raised when reading a damaged file violates a guarantee."""
 
 
 def truncated(rng: Rng, content: bytes) -> bytes:
@@ -63,7 +63,7 @@ def flipped(rng: Rng, content: bytes) -> bytes:
 
 
 def huge_number(rng: Rng, content: bytes) -> bytes:
-    """Replaces 8 bytes, of the first count half of the time; in text a number."""
+    """Replaces 8 bytes, half of the time those of the first count. In text, replaces a number."""
     if numbers := list(re.finditer(rb"-?\d+(\.\d+)?(e-?\d+)?", content)) if content.isascii() else []:
         number = numbers[int(rng.integers(len(numbers)))]
         return content[: number.start()] + NUMBERS[int(rng.integers(len(NUMBERS)))] + content[number.end() :]
@@ -72,7 +72,7 @@ def huge_number(rng: Rng, content: bytes) -> bytes:
 
 
 def swapped(rng: Rng, content: bytes) -> bytes:
-    """Swaps two parts of the same size; in text two words."""
+    """Swaps two parts of equal size. In text, swaps two words."""
     if content.isascii():
         words = re.split(rb"(\s+)", content)
         i, j = (2 * int(k) for k in rng.integers(0, (len(words) + 1) // 2, 2))
@@ -95,7 +95,7 @@ def noise(rng: Rng, content: bytes) -> bytes:
 
 
 def with_crlf(rng: Rng, content: bytes) -> bytes:
-    """Converts line ends, as a transfer in text mode does."""
+    """Converts line endings to CRLF, as a transfer in text mode does."""
     return content.replace(b"\n", b"\r\n") if rng.integers(2) else content.replace(b"\r\n", b"\n").replace(b"\n", b"")
 
 
@@ -106,7 +106,7 @@ def appended(rng: Rng, content: bytes) -> bytes:
 
 
 def other_value(rng: Rng, content: bytes) -> bytes:
-    """Replaces a value, or else a word, of text by one of another type; flips bits of other files."""
+    """Replaces a value, or else a word, of a text file by a value of another type. Flips bits of other files."""
     spans = [m.span() for m in re.finditer(rb"-?\d[\d.eE+-]*|\"[^\"]*\"|\w+|\[[^\[\]]*\]", content[:200_000])]
     if not spans or not content[:1000].isascii():
         return flipped(rng, content)
@@ -123,11 +123,11 @@ def duplicated(rng: Rng, content: bytes) -> bytes:
 PLAIN: tuple[Damage, ...] = (
     *(truncated, flipped, huge_number, swapped, cut_out, noise, with_crlf, appended, other_value, duplicated),
 )
-"""Damage of any file."""
+"""Damage that applies to every file."""
 
 
 def inside(rng: Rng, content: bytes) -> bytes:
-    """Damages what an archive or a compressed stream contains, so that its checksums are right."""
+    """Damages the content of an archive or compressed stream and updates its checksums."""
     damage = PLAIN[int(rng.integers(len(PLAIN)))]
     if content[:2] == GZIP:
         return gzip.compress(damage(rng, gzip.decompress(content)), 1, mtime=0)
@@ -150,12 +150,13 @@ DAMAGES: tuple[Damage, ...] = (*PLAIN, inside)
 
 
 def without_checksums(content: bytes) -> bytes:
-    """Returns what the pages of an E57 file contain."""
+    """Returns the content of an E57 file's pages without their checksums."""
     return b"".join(content[start : start + CHECKED] for start in range(0, len(content), PAGE))
 
 
 def with_checksums(logical: bytes) -> bytes:
-    """Returns the E57 file of a content, with right checksums and the right length in its header."""
+    """Returns the E57 file for the content of its pages, with correct checksums and the correct length in its
+    header."""
     pages = [logical[start : start + CHECKED].ljust(CHECKED, b"\0") for start in range(0, len(logical), CHECKED)]
     if pages:
         pages[0] = pages[0][:16] + struct.pack("<Q", PAGE * len(pages)) + pages[0][24:]
@@ -163,7 +164,7 @@ def with_checksums(logical: bytes) -> bytes:
 
 
 def crc32c(content: bytes) -> int:
-    """Castagnoli's checksum, of which zlib has no function."""
+    """Returns the CRC-32C (Castagnoli) checksum, which zlib does not provide."""
     remainder = 0xFFFFFFFF
     for byte in content:
         remainder = CRC32C[(remainder ^ byte) & 255] ^ remainder >> 8
@@ -195,7 +196,7 @@ def special_file(path: Path, kind: int) -> None:
 
 
 class DamagedFiles:
-    """Files on disk, of which `targets` can be damaged one at a time. Errors have to name `path`, which is read."""
+    """Files on disk. One of the `targets` is damaged at a time. `path` is read, and errors must name it."""
 
     damages = DAMAGES
 
@@ -210,11 +211,11 @@ class DamagedFiles:
         raise NotImplementedError
 
     def problem(self, found: Any, damaged: bytes, damage: Damage) -> str | None:
-        """What is wrong with what was read from a damaged file; None if nothing is."""
+        """Returns what is wrong with the result of reading a damaged file, or None."""
         raise NotImplementedError
 
     def check(self, seed: int) -> str:
-        """Damages a file, reads all and restores the file. Returns "read" or the name of the typed error."""
+        """Damages a file, reads all files and restores it. Returns "read" or the name of the typed error."""
         rng = np.random.default_rng(seed)
         target = self.targets[seed % len(self.targets)]
         damage = self.damages[seed // len(self.targets) % len(self.damages)]
@@ -243,7 +244,7 @@ class DamagedFiles:
             tracemalloc.stop()
             target.rmdir() if target.is_dir() else target.unlink()
             target.write_bytes(content)
-        peak = max(peak, resident_bytes() - self._resident)  # tensors are not traced
+        peak = max(peak, resident_bytes() - self._resident)  # tracemalloc does not count tensors
         if problem is not None:
             raise ViolationError(f"{what}: {problem}")
         if (seconds := time.perf_counter() - start) > SECONDS_MAX:
@@ -254,13 +255,12 @@ class DamagedFiles:
 
 
 def resident_bytes() -> int:
-    """The largest resident memory of this process so far."""
+    """Returns the peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def run(description: str, make: Callable[[Path, str], DamagedFiles], formats: Iterable[str]) -> int:
-    """The program of a corruption tool: damages files of the formats that its arguments name, and returns its exit
-    status."""
+    """Runs the program of a corruption tool: damages files of the selected formats. Returns the exit status."""
     formats = tuple(formats)
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("format", choices=(*formats, "all"))

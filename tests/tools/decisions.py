@@ -1,12 +1,13 @@
-"""Decisions of a run in fp32 (visibility, order, contributions) against those that the fp64 reference takes itself.
+"""Compares the decisions of an fp32 run (visibility, order, contributions) with the decisions of the fp64 reference.
 
-A decision may differ where a value is nearer to its threshold than `DECISION_MARGIN`, or than four times the error of
-plain PyTorch in fp32 there: the largest of 32 runs on inputs that are jittered by half an epsilon. It may also differ
-where one of these runs decides otherwise, and in tiles that a box touches or leaves by less than `BOX_MARGIN`.
+A decision may differ where a value is closer to its threshold than `DECISION_MARGIN`, or than four times the error of
+plain PyTorch in fp32. This error is the largest of 32 runs on inputs that are jittered by half an epsilon. A decision
+may also differ where one of these runs decides differently, and in tiles whose border is within `BOX_MARGIN` of a
+Gaussian's box.
 
-Radii of the unscented transform are gsplat's, those of compensated opacities, also if opacities are not compensated.
-What such a Gaussian adds to pixels outside of its box depends on the tiles there, and may be missing; neither
-panoramas nor evaluation in 3D have this.
+As in gsplat, radii of the unscented transform are computed from compensated opacities, even if opacities are not
+compensated. Whether such a Gaussian contributes to pixels outside of its box depends on the tiles, so these
+contributions may be missing. This does not concern panoramas or evaluation in 3D.
 """
 
 import dataclasses
@@ -24,20 +25,20 @@ from tsplat import reference
 from tsplat.reference import Decisions, surfel_formulas
 
 BOX_MARGIN = 1e-3
-"""Pixels by which boxes of Gaussians in fp32 may differ from those of the reference."""
+"""Maximum difference in pixels between boxes of Gaussians in fp32 and in the reference."""
 
 MEASURED = ("visible", "order", "contributes")
-"""Decisions in turn: the reference takes over those in front."""
+"""Decisions in the order in which they are compared. For each one, the reference uses the run's earlier decisions."""
 
 EVERYWHERE = torch.ones((), dtype=torch.bool)
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What the reference decides, and the relative distances of its values from the threshold.
+    """The reference's decisions (`made`), and the relative distances of its values from the threshold (`margin`).
 
-    ``bounded`` marks the contributions inside of the Gaussian's radii, which must be listed; it is True everywhere for
-    other decisions.
+    `bounded` marks contributions inside the Gaussian's box, which must not be missing. It is True for all other
+    decisions.
     """
 
     made: Tensor
@@ -46,14 +47,14 @@ class Choice:
 
 
 def check_decisions(scene: dict[str, Any], options: dict[str, Any], found: Decisions, seed: int = 0) -> None:
-    """Raises AssertionError where decisions differ from those of the reference, although no threshold is near."""
+    """Raises AssertionError if a decision differs from the reference although its value is not close to a threshold."""
     taken = Decisions()
     choices = choose(double(scene), options, taken)
     for name in MEASURED:
         own, decided = choices[name], getattr(found, name)
         differ = decided != own.made
         if name == "contributes":
-            # Of those of a pixel, the first from the front: it changes the light that the others get.
+            # Only the first difference of each pixel counts, as it changes the transmittance of the rest.
             index = found.order[..., None, None, :].expand_as(differ)  # type: ignore[index]
             in_order = differ.gather(-1, index)
             first = in_order & (in_order.cumsum(-1) == 1)
@@ -71,10 +72,11 @@ def check_decisions(scene: dict[str, Any], options: dict[str, Any], found: Decis
 def _near(
     name: str, scene: dict[str, Any], options: dict[str, Any], taken: Decisions, own: Choice, differ: Tensor, seed: int
 ) -> Tensor:
-    """Which decisions are within rounding of a threshold. Looks no further if these are all that differ."""
+    """Returns a mask of the decisions within rounding errors of a threshold. Stops as soon as it covers all of
+    `differ`."""
     near = own.margin < DECISION_MARGIN
     if name == "order":
-        # Two Gaussians of nearly equal depths change places, and all between them.
+        # If two Gaussians with nearly equal depths swap, the positions of all Gaussians between them change.
         near = near.any(-1, keepdim=True).expand_as(near)
     if name == "contributes" and (differ & ~near).any():
         boxes = [choose(double(scene), options, taken, growth)[name] for growth in (BOX_MARGIN, -BOX_MARGIN)]
@@ -91,8 +93,8 @@ def _near(
 
 
 def choose(scene: dict[str, Any], options: dict[str, Any], taken: Decisions, growth: float = 0.0) -> dict[str, Choice]:
-    """Returns the reference's decisions by name, given the decisions that it takes over. The boxes by which tiles list
-    Gaussians are enlarged by `growth` pixels."""
+    """Returns the reference's decisions by name. The reference uses the decisions in `taken` instead of its own. Boxes
+    of Gaussians are enlarged by `growth` pixels before they are assigned to tiles."""
     in_tiles = reference._in_tiles
 
     def of_grown_boxes(means2d: Tensor, radii: Tensor, *others: Any) -> Tensor:
@@ -130,7 +132,7 @@ def _of_gaussians(scene: dict[str, Any], options: dict[str, Any], taken: Decisio
 
 
 def _in_boxes(projection: reference.Projection, width: int, height: int) -> Tensor:
-    """Whether the centers of pixels are in the boxes mean +- radii. [..., C, H, W, N]"""
+    """Returns whether pixel centers are inside the boxes mean ± radii, [..., C, H, W, N]."""
     inside = EVERYWHERE
     for axis, size in enumerate((width, height)):
         centers = torch.arange(size) + 0.5
@@ -141,7 +143,8 @@ def _in_boxes(projection: reference.Projection, width: int, height: int) -> Tens
 
 
 def _of_surfels(scene: dict[str, Any], options: dict[str, Any], taken: Decisions) -> tuple[Choice, ...]:
-    """The same of surfels; what the reference of surfels takes over is which contribute."""
+    """Returns the decisions for surfels. Ignores `taken`: the reference of surfels can use `contributes` only, which is
+    compared last."""
     composite, kept = surfel_formulas.composite, []
 
     def keep(*arguments: Any, **named: Any) -> Any:

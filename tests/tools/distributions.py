@@ -1,8 +1,8 @@
 """Checks the wheel and the source distribution: `python -m tests.tools.distributions dist`.
 
 Compares their files with those of the repository. Then installs the wheel into an empty environment, runs the code of
-README.md and docs/quickstart.md and the command there, checks a program that uses the package with mypy, and resolves
-all extras together, for newer versions of Python as well.
+README.md and docs/quickstart.md and the command, checks a program that uses the package with mypy, and resolves all
+extras together, also for newer versions of Python.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 from tsplat import __version__
 
 NEWER_PYTHONS = ("3.12", "3.13", "3.14")
-"""Versions of Python for which wheels of all dependencies are looked up, but not installed."""
+"""Python versions for which wheels of all dependencies are resolved but not installed."""
 
 CONSUMER = """
 import torch
@@ -43,7 +43,7 @@ def render(path: str, viewmats: torch.Tensor, Ks: torch.Tensor) -> torch.Tensor:
 
 
 def package_files() -> set[str]:
-    """Returns the files of the package and of its command in the repository."""
+    """Returns the paths of the package's files in the repository."""
     names = ["tsplat", "tsplat_command.py"]
     listed = subprocess.run(["git", "ls-files", *names], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {line for line in listed.splitlines() if (ROOT / line).exists()}
@@ -62,7 +62,7 @@ def check_wheel(path: Path) -> None:
 
 
 def check_source(path: Path) -> None:
-    """Checks that a source distribution contains the package and what builds it."""
+    """Checks that a source distribution contains the package and its build files."""
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = package_files() | {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"}
@@ -73,7 +73,7 @@ def check_source(path: Path) -> None:
 def check_installed(wheel: Path, interpreter: str) -> None:
     """Checks a wheel in an empty environment of a Python interpreter, with the versions of constraints.txt."""
     extras = list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    extras.remove("trackio")  # needs an older Pillow than that of constraints.txt
+    extras.remove("trackio")  # requires an older Pillow than constraints.txt
     code = "\n".join(block for page in ("README.md", "docs/quickstart.md") for block in python_blocks(ROOT / page))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
-"""Check properties on many random cases: `python -m tests.tools.fuzz --minutes 10`, or `--long` for the scoreboard.
+"""Checks properties on many random cases: `python -m tests.tools.fuzz --minutes 10`, or `--long` for the scoreboard.
 
-A case that fails is simplified while it still fails and saved under tests/cases; every run of the tests replays it.
+A failing case is simplified as long as it still fails, and saved under tests/cases. Every test run replays it.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def platform_of(backend: str) -> str:
-    """The name under which results are saved: "torch"; for Triton "gpu", "interpreter", or the level of the CPU."""
+    """Returns the platform's name for saved results: "torch"; for Triton "gpu", "interpreter" or the CPU's level."""
     if backend != "triton":
         return backend
     if torch.cuda.is_available():
@@ -64,12 +64,12 @@ def platform_of(backend: str) -> str:
 
 
 def slowness(backend: str) -> int:
-    """The factor by which to reduce the number of cases: Triton's interpreter is about a hundred times slower."""
+    """Returns the factor by which to reduce the number of cases. Triton's interpreter is about 100 times slower."""
     return 50 if platform_of(backend) == "interpreter" else 1
 
 
 def write_record(name: str, record: dict[str, Any]) -> None:
-    """Saves the results of a run for the scoreboard, in place of an older run's."""
+    """Saves the results of a run for the scoreboard. Replaces those of an older run."""
     records = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     records[name] = record | {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
     temporary = RESULTS.with_suffix(".tmp")
@@ -78,7 +78,7 @@ def write_record(name: str, record: dict[str, Any]) -> None:
 
 
 def machine() -> str:
-    """Describes this machine and PyTorch's version."""
+    """Returns a description of this machine with PyTorch's version."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}, torch {torch.__version__}"
 
@@ -148,7 +148,7 @@ def _try(name: str, first: int, n: int, backend: str) -> tuple[int, float, list[
 
 
 def _check(name: str, case: Case, backend: str) -> float | str:
-    """The largest error over its bound, or the message of the failure."""
+    """Returns the largest ratio of an error to its bound, or the message of the failure."""
     try:
         return PROPERTIES[name].check(case, backend)
     except Exception as error:  # any exception is a finding

@@ -1,11 +1,11 @@
-"""Random scenes of every lens, of lidars and of every primitive in fp32: `python -m tests.tools.fuzz_lenses --family
+"""Tests random scenes with every lens, lidars and every primitive in fp32: `python -m tests.tools.fuzz_lenses --family
 eval3d --count 500`.
 
-Kernels compiled for the CPU, or emulated with `--arch sm_80`, are compared with the fp64 reference under the policy of
-tests/support/closeness.py: their decisions with those of the reference, except within rounding of a threshold
-(decisions.py), and images and gradients with what the reference computes from their decisions. Scenes cycle through a
-few kinds of calls, as compiling takes longest: about 10 s of CPU time for a kind on a GPU (`--kinds 4`), then a third
-of a second for a scene.
+Kernels are compiled for the CPU, or emulated with `--arch sm_80`, and compared with the fp64 reference under the
+tolerance policy of tests/support/closeness.py. Their decisions must equal those of the reference, except within
+rounding errors of a threshold (decisions.py). Images and gradients are compared with the reference's results for the
+same decisions. Scenes cycle through a limited number of kinds of calls (`--kinds 4`), because compilation dominates the
+time: about 10 s of CPU time per kind on an emulated GPU, then a third of a second per scene.
 """
 
 import argparse
@@ -34,15 +34,16 @@ from tsplat.reference import surfel_formulas
 
 FAMILIES = ("unscented", "eval3d", "2dgs", "lidar")
 MODES = ("RGB", "RGB+ED", "D", "RGB-Ed", "d", "RGB+D", "Ed", "RGB-d")
-"""Of kinds in turn; the distances along rays are those of their depths where there are none."""
+"""Render modes through which the kinds of calls cycle. Lowercase modes (distances along rays) are replaced by the
+corresponding uppercase ones where they are not supported."""
 
 N_KINDS = {"unscented": len(CASES), "eval3d": len(CASES), "2dgs": 12, "lidar": 12}
 
 
 def draw(family: str, seed: int, kinds: int | None = None, lens: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Draws a scene, and the options of its kind."""
+    """Returns a random scene and the options of its kind of call."""
     r, dtype = random.Random(seed), torch.float32
-    # Neighboring kinds are alike.
+    # Consecutive kinds are similar.
     kind = (seed if kinds is None else 5 * (seed % kinds)) % N_KINDS[family]
     structure = dict(
         n=r.choice([2, 3, 7, 9, 12, 15]), width=r.randint(3, 24), height=r.randint(3, 24), cameras=r.choice([1, 2]),
@@ -78,7 +79,7 @@ def draw(family: str, seed: int, kinds: int | None = None, lens: str = "") -> tu
 
 
 def run(scene: dict[str, Any], options: dict[str, Any], render: Any) -> dict[str, Tensor | None]:
-    """Images, and gradients of a random loss on them."""
+    """Returns images and the gradients of a random loss."""
     inputs = leaves(scene)
     if "viewmats_rs" in scene:
         inputs["viewmats"] = scene["viewmats"]
@@ -114,7 +115,7 @@ def run_reference(
 
 @contextlib.contextmanager
 def _decided(decisions: reference.Decisions) -> Iterator[None]:
-    """Makes the reference take over decisions, those about tiles, too."""
+    """Makes the reference use the given decisions, including those about tiles."""
     rasterize, composite = reference.rasterize, surfel_formulas.composite
 
     @functools.wraps(rasterize)
@@ -151,9 +152,9 @@ def _surfels(**arguments: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
 def check(
     family: str, seed: int, kinds: int | None = None, arch: str | None = None, code: Any = None, lens: str = ""
 ) -> float:
-    """Returns the largest error over its bound; raises AssertionError above 1."""
+    """Returns the largest ratio of an error to its bound. Raises AssertionError if it exceeds 1."""
     scene, options = draw(family, seed, kinds, lens)
-    # What the emulator watches takes ten times as long, so the reference runs outside.
+    # The reference runs outside the context, as code that the emulator watches takes ten times as long.
     with contextlib.nullcontext() if arch is None else tsplat_emulated(arch, code):
         decisions = decisions_of(scene, options)
         found = run_kernels(scene, options)

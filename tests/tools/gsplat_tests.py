@@ -1,12 +1,13 @@
-"""The tests of gsplat's main branch, run on tsplat: `python -m tests.tools.gsplat_tests CHECKOUT --garden FILE`.
+"""Runs the tests of gsplat's main branch on tsplat: `python -m tests.tools.gsplat_tests CHECKOUT --garden FILE`.
 
-Names that tsplat.compat.gsplat has are tsplat's, with `numerics="gsplat-1.6"`; gsplat's own code remains where tests
-compare with it (`OWN`). What exists in gsplat only, such as C++ operators, raises when it is called. Devices become
-CPUs, functions of nerfacc and pytest-check stand below, and scenes are smaller unless `--full`, as gsplat's PyTorch
-code takes long. Prints how many tests of each file pass, skip themselves and fail, and how often they fail by which
-message.
+Names of `tsplat.compat.gsplat` replace gsplat's, with `numerics="gsplat-1.6"`. gsplat's own code remains where tests
+compare with it (`OWN`). Names that exist only in gsplat, such as C++ operators, raise an error when they are called.
+The tests run on the CPU; this module provides the functions of nerfacc and pytest-check. Scenes are smaller unless
+`--full` is given, because gsplat's PyTorch code is slow. The tool prints how many tests of each file pass, skip
+themselves and fail, and how often each error message occurs.
 
-CHECKOUT is a folder of gsplat's repository; `assets/test_garden.npz` may be elsewhere. A copy is tested.
+CHECKOUT is a clone of gsplat's repository, of which a copy is tested. `--garden` gives the path of
+`assets/test_garden.npz` if the clone does not contain it.
 """
 
 import argparse
@@ -43,13 +44,14 @@ FILES = (
     "test_strategy", "test_mcmc_perturb", "test_cameras", "scene/components/test_gaussian_scene",
     "stage/components/test_stage",
 )  # fmt: skip
-"""Tests of what tsplat has. Others are of packages that it does not have, or of gsplat's own helpers of tests."""
+"""Tests of features that tsplat has. The other tests concern packages that tsplat does not have, or gsplat's test
+helpers."""
 
 OWN = ("_helper", "cuda._torch_impl", "cuda._torch_impl_2dgs")
-"""Modules that are gsplat's, although tsplat has them: tests compare with them."""
+"""Modules for which gsplat's code is used although tsplat has them, because tests compare with them."""
 
 OWN_NAMES = ("cuda._lidar", "rendering")
-"""Modules whose names that tsplat does not have are gsplat's."""
+"""Modules in which gsplat's code is used for names that tsplat does not have."""
 
 COPY = "TSPLAT_GSPLAT_COPY"
 FULL = "TSPLAT_GSPLAT_FULL"
@@ -100,14 +102,14 @@ def main() -> int:
 
 
 def _shape(message: str) -> str:
-    """The first line of a message without its numbers."""
+    """Returns the first line of a message without its numbers."""
     return re.sub(r"[-+]?\d[\d.e+-]*", "#", message.strip().splitlines()[0])[:200] if message.strip() else ""
 
 
 def copy(checkout: Path, folder: Path, garden: Path | None, is_full: bool) -> None:
-    """Copies what is tested: tests of a package of another name, on CPUs."""
+    """Copies gsplat's tests and code, edited for a package with another name and for the CPU."""
     shutil.copytree(checkout / "gsplat", folder / "gsplat_own", ignore=shutil.ignore_patterns("csrc", "include"))
-    # Its models of lidars set properties of tsplat's parameters.
+    # gsplat's lidar models set properties of tsplat's parameters.
     lidars = folder / "gsplat_own" / "cuda" / "_torch_lidars.py"
     lidars.write_text(lidars.read_text().replace("object.__setattr__(params,", "object.__setattr__(self,"))
     (folder / "assets").mkdir()
@@ -122,7 +124,7 @@ def copy(checkout: Path, folder: Path, garden: Path | None, is_full: bool) -> No
         text = text.replace("torch.cuda.is_available()", "True").replace(".cuda()", ".cpu()")
         for found, replaced in () if is_full else SMALLER.get(relative.name, ()):
             text = re.sub(found, replaced, text)
-        # Others import what parses cameras from tests that skip themselves.
+        # Other tests import the camera parser from tests that skip themselves.
         text = text.replace("from gsplat_tests.test_cameras import", "from gsplat_tests.parsed_cameras import")
         (folder / "gsplat_tests" / relative).parent.mkdir(parents=True, exist_ok=True)
         (folder / "gsplat_tests" / relative).write_text(text)
@@ -133,7 +135,7 @@ def copy(checkout: Path, folder: Path, garden: Path | None, is_full: bool) -> No
 
 
 def run(folder: Path, name: str, arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
-    """The name, outcome and message of each test of a file."""
+    """Runs the tests of a file. Returns the name, outcome and message of each test."""
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [
@@ -163,7 +165,7 @@ def run(folder: Path, name: str, arguments: argparse.Namespace) -> list[tuple[st
 KINDS = {"failure": "failed", "error": "error", "skipped": "skipped"}
 
 
-# What follows is a plugin of pytest, in the process of the tests.
+# The rest of this module is a pytest plugin, which runs in the process of the tests.
 
 
 def pytest_configure() -> None:
@@ -173,7 +175,7 @@ def pytest_configure() -> None:
 
 
 def install(folder: Path) -> None:
-    """Makes `import gsplat` give tsplat's names, and gsplat's own where tsplat has none."""
+    """Makes `import gsplat` return tsplat's names, and gsplat's own names where tsplat has none."""
     tsplat.compat.gsplat.install()
     own = folder / "gsplat_own"
     sys.modules["nerfacc"] = _module("nerfacc", render_weight_from_alpha, accumulate_along_rays, pack_info)
@@ -218,7 +220,7 @@ def _module(name: str, *functions: Any) -> types.ModuleType:
 
 
 def _of_1_6(function: Any) -> Any:
-    """The same function with the constants of 1.6, if it knows numerics."""
+    """Returns the function with the constants of gsplat 1.6 if it has the argument `numerics`."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -235,7 +237,8 @@ def _of_1_6(function: Any) -> Any:
 
 
 def _add_missing(module: types.ModuleType, relative: str, source: Path) -> None:
-    """Adds names that gsplat's module defines and tsplat's does not: gsplat's own, or functions that raise."""
+    """Adds the names that gsplat's module defines but tsplat's does not, as gsplat's own code or as functions that
+    raise."""
     missing = [name for name in _defined(ast.parse(source.read_text())) if not hasattr(module, name)]
     own = None
     if relative in OWN_NAMES and missing:
@@ -243,7 +246,7 @@ def _add_missing(module: types.ModuleType, relative: str, source: Path) -> None:
         assert specification is not None and specification.loader is not None
         own = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(own)
-        # What they use is tsplat's where it has it, such as enumerations.
+        # gsplat's code uses tsplat's names, such as enumerations, where they exist.
         shared = [name for name in vars(own) if not name.startswith("__") and hasattr(module, name)]
         vars(own).update({name: getattr(module, name) for name in shared})
     for name in missing:
@@ -264,7 +267,7 @@ def _absent(name: str) -> Any:
 
 
 def _smaller(load: Any) -> Any:
-    """Every eighth Gaussian at a quarter of the resolution."""
+    """Wraps a function that loads test data: keeps every eighth Gaussian and a quarter of the resolution."""
 
     @functools.wraps(load)
     def smaller(*arguments: Any, **named: Any) -> Any:
@@ -277,7 +280,7 @@ def _smaller(load: Any) -> Any:
 
 
 def _check_func(function: Any) -> Any:
-    """A check that fails at once."""
+    """Replaces pytest-check's decorator: the check fails immediately."""
 
     @functools.wraps(function)
     def check(*arguments: Any, **named: Any) -> bool:
@@ -294,7 +297,7 @@ def setup_test_environment() -> None:
 
 @pytest.fixture(scope="session")
 def dist_init(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A group of one process."""
+    """Initializes a process group with one process."""
     store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, world_size=1, rank=0)
     yield
@@ -304,7 +307,7 @@ def dist_init(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def render_weight_from_alpha(
     alphas: Tensor, *, packed_info: Tensor | None = None, ray_indices: Tensor | None = None, n_rays: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Weights of samples in order of rays, and the light that is left in front of each."""
+    """Returns the weight of each sample and the transmittance in front of it. Samples are ordered by ray."""
     if packed_info is None:
         assert ray_indices is not None and n_rays is not None
         packed_info = pack_info(ray_indices, n_rays)
@@ -318,13 +321,13 @@ def render_weight_from_alpha(
 
 
 def accumulate_along_rays(weights: Tensor, values: Tensor | None, *, ray_indices: Tensor, n_rays: int) -> Tensor:
-    """Weighted sums of the samples of each ray, [n_rays, D]."""
+    """Returns the weighted sum of the samples of each ray, [n_rays, D]."""
     weighted = weights[:, None] if values is None else weights[:, None] * values
     return weighted.new_zeros(n_rays, weighted.shape[-1]).index_add(0, ray_indices, weighted)
 
 
 def pack_info(ray_indices: Tensor, n_rays: int) -> Tensor:
-    """The first sample of each ray, and how many it has. [n_rays, 2]"""
+    """Returns the first sample and the number of samples of each ray, [n_rays, 2]."""
     counts = torch.bincount(ray_indices, minlength=n_rays)
     return torch.stack([counts.cumsum(0) - counts, counts], -1)
 

@@ -1,9 +1,9 @@
-"""Trains on the same photographs as each import has them: ``python -m tests.tools.imported_captures --out FOLDER``.
+"""Trains on the same photographs in every supported layout: ``python -m tests.tools.imported_captures --out FOLDER``.
 
-Writes photographs of the procedural scene, with their cameras, in every layout of survey software, apps of phones and
-other trainers that is read, with points as PLY, LAS, LAZ, E57 or maps of depth; trains on each by ``tsplat train``; and
-draws a photograph that was held out beside its rendering, per import: ``FOLDER/imports.png``. Needs the extras
-``train``, ``colmap``, ``points`` and ``exr``.
+Writes photographs and cameras of the procedural scene in every supported layout of survey software, phone apps and
+other trainers, with points as PLY, LAS, LAZ, E57 or depth maps. Then runs ``tsplat train`` on each layout and draws a
+held-out photograph beside its rendering for each of them (``FOLDER/imports.png``). Requires the extras ``train``,
+``colmap``, ``points`` and ``exr``.
 """
 
 import argparse
@@ -64,7 +64,9 @@ def georeferenced(views, points):
     for view in views:
         viewmat = view.camera.viewmat.double().clone()
         position = -viewmat[:3, :3].T @ viewmat[:3, 3]
-        rotation = Rotation.from_matrix(viewmat[:3, :3].numpy()).as_matrix()  # exactly, as COLMAP's quaternions are
+        rotation = Rotation.from_matrix(
+            viewmat[:3, :3].numpy()
+        ).as_matrix()  # exactly a rotation, as COLMAP's quaternions are
         viewmat[:3, :3] = torch.from_numpy(rotation) @ turn.T
         viewmat[:3, 3] = -viewmat[:3, :3] @ (UNIT * turn @ position + origin)
         moved.append(changed(view, viewmat=viewmat))
@@ -72,13 +74,14 @@ def georeferenced(views, points):
 
 
 def in_order_of_names(views):
-    """Returns views in the order in which the names of their numbers, such as 10 before 2, have that of `views`."""
+    """Reorders views whose files will be named by unpadded numbers, such that sorting by file name ("10" before "2")
+    returns the order of `views`."""
     numbers = sorted(range(len(views)), key=str)
     return [view for _, view in sorted(zip(numbers, views, strict=True), key=lambda entry: entry[0])]
 
 
 def survey(write, cloud, **options):
-    """Returns a writer of the files of survey software with a point cloud beside them."""
+    """Returns a function that writes the files of survey software together with a point cloud."""
 
     def write_all(folder, views, points, colors):
         write(folder, views, **options)
@@ -94,7 +97,7 @@ def survey(write, cloud, **options):
 
 
 def write_nerfstudio(folder, views, points, colors):
-    """A folder as ``ns-process-data`` writes it: its world is COLMAP's, turned, and points are in a PLY."""
+    """Writes a folder like ``ns-process-data``: COLMAP's world frame, rotated, and a PLY with the points."""
     turn = [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]]
     applied = np.concatenate([turn, np.zeros((3, 1))], 1).tolist()
     frames = []
@@ -126,8 +129,8 @@ LAYOUTS = {
 
 
 def train(layout, folder, scene, steps):
-    """Trains on the photographs in a layout. Returns the PSNR of those that are held out, and one beside its
-    rendering."""
+    """Trains on the photographs in a layout. Returns the PSNR of the held-out photographs, and an image of one of them
+    beside its rendering."""
     shutil.rmtree(folder, ignore_errors=True)
     LAYOUTS[layout](folder / "scene", *scene)
     options = {"steps": steps, "max-gaussians": N_POINTS, "test-every": 8, "sh-degree": 1}

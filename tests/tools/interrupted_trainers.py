@@ -1,9 +1,9 @@
-"""Interrupt trainers at random moments, and compare the bits: `python -m tests.tools.interrupted_trainers --count 200`.
+"""Interrupts trainers at random times and compares the bits: `python -m tests.tools.interrupted_trainers --count 200`.
 
-Trainers of each strategy take steps that are traced, replayed and refined. A signal, or an error such as too little
-memory, comes at a random call of a function or at a random time. After a signal, a trainer continues. After an error in
-mid-step, as of a second Ctrl-C, it or another trainer resumes from the state before. Every state must be that of a
-trainer that nothing interrupts.
+Trainers with each strategy run steps that are traced, replayed and refined. A signal, or an error such as an
+out-of-memory error, occurs at a random function call or at a random time. After a signal, the trainer continues. After
+an error in the middle of a step, for example from a second Ctrl-C, this trainer or a new one resumes from the previous
+state. Every state must be bit-exact with that of an uninterrupted trainer.
 """
 
 import argparse
@@ -48,13 +48,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 KINDS = ("signal", "timer", "second signal", "too little memory")
 EXEMPT = ("__enter__", "__exit__", "__del__")
-"""Functions in which errors that are handled would leave PyTorch's modes as they are; they allocate nothing."""
+"""Functions in which no error is raised: an error there would leave PyTorch's modes enabled, and they allocate no
+memory."""
 CALLS_MAX = 14
-"""Base-two logarithm of the calls of functions in which an interrupt comes: a traced step has about so many."""
+"""Base-two logarithm of the maximum number of function calls before an interrupt. A traced step has about this many."""
 
 
 def make_trainer(strategy: str, variant: str) -> Trainer:
-    """Returns a trainer of 60 Gaussians, half of which are so faint that they move or go."""
+    """Returns a trainer with 60 Gaussians. Half of them have such a low opacity that they are relocated or pruned."""
     chosen = STRATEGIES[strategy]
     config = Config(steps=STEPS, strategy=chosen, **{"backend": "triton", **VARIANTS[variant]})
     if variant == "2dgs":
@@ -71,7 +72,7 @@ State = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
 def states(strategy: str, variant: str) -> list[State]:
-    """Returns the states before and after each step of a trainer that nothing interrupts."""
+    """Returns the states before and after each step of an uninterrupted trainer."""
     trainer = make_trainer(strategy, variant)
     found = [copy.deepcopy(trainer.state())]
     while trainer.step < STEPS:
@@ -99,7 +100,7 @@ def _is_exempt(frame: FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def interrupting(kind: str, rng: random.Random) -> Iterator[None]:
-    """Interrupts its body at a random moment, unless the body ends before it."""
+    """Interrupts the body of the `with` statement at a random time, unless it ends earlier."""
     at, n_calls = int(2 ** rng.uniform(0, CALLS_MAX)), 0
 
     def count(frame: FrameType, event: str, _argument: object) -> None:
@@ -115,7 +116,7 @@ def interrupting(kind: str, rng: random.Random) -> Iterator[None]:
                 raise MemoryError("of this test")
             signal.raise_signal(signal.SIGINT)
 
-    # A second signal is not deferred, and neither is the first one if no time is to pass between them.
+    # A second signal is not deferred. With a minimum interval of 0, neither is the first one.
     repeat, interruption.REPEAT = interruption.REPEAT, 0.0 if kind == "second signal" else interruption.REPEAT
     previous = signal.signal(signal.SIGALRM, _interrupt)
     try:
@@ -132,7 +133,7 @@ def interrupting(kind: str, rng: random.Random) -> Iterator[None]:
 
 
 def run(strategy: str, variant: str, expected: list[State], rng: random.Random) -> tuple[collections.Counter[str], str]:
-    """Returns what interrupted a trainer how often, and what was wrong, if anything."""
+    """Trains with interrupts. Returns the number of interrupts of each kind, and an error message or ""."""
     trainer, counts = make_trainer(strategy, variant), collections.Counter[str]()
     before, kept = copy.deepcopy(trainer.state()), []
     while trainer.step < STEPS:
@@ -143,7 +144,7 @@ def run(strategy: str, variant: str, expected: list[State], rng: random.Random) 
                 trainer.advance()
         except (KeyboardInterrupt, MemoryError) as error:
             counts[kind] += 1
-            kept.append(error)  # as a notebook keeps it, with all frames
+            kept.append(error)  # as in a notebook, which keeps the traceback with all frames
             if kind in ("second signal", "too little memory"):
                 counts["resumed"] += 1
                 if rng.random() < 0.5:

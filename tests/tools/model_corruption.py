@@ -1,12 +1,11 @@
 """Reads randomly damaged models: `python -m tests.tools.model_corruption spz --count 2000`.
 
-A damaged model has to be rejected with a typed error that names its file, or be read as what it still contains, within
-5 seconds and within twice its size plus 200 MB. Where the format has checksums, what is read has to be the intact
-model.
-`tests.tools.corruption` has more kinds of damage for PLY files and checkpoints.
+A reader must reject a damaged model with a typed error that names its file, or return what the file still contains. It
+may take 5 seconds and allocate twice the file's size plus 200 MB. If the format has checksums, the reader must return
+the intact model or an error. `tests.tools.corruption` has more kinds of damage for PLY files and checkpoints.
 
-OpenUSD is read in forked processes within the limit of docs/decisions/0032. Their exit statuses (a negative one is a
-signal) and the largest memory of one are printed.
+OpenUSD files are read in forked processes within the memory limit of docs/decisions/0032. The tool prints the exit
+statuses of these processes (negative numbers are signals) and their peak memory.
 """
 
 import resource
@@ -143,11 +142,11 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], bool]] = {
     "rad_plain": (lambda folder: _rad(folder, PLAIN), False),
     "checkpoint": (_checkpoint, True),
 }
-"""Name -> function that writes a model into a folder and returns its path, and whether the format has checksums."""
+"""Name -> function that writes a model to a folder and returns its path, and whether the format has checksums."""
 
 
 class Model(DamagedFiles):
-    """A model whose files are damaged, and its intact Gaussians."""
+    """A model with damaged files, and its intact Gaussians."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         folder.mkdir(exist_ok=True)
@@ -172,7 +171,7 @@ class Model(DamagedFiles):
             start = self.intact.map(lambda tensor: tensor[: len(found)])
             return None if _equal(found, start) else "the start of the file is not the start of the model"
         if self.kind == "ply_ascii" and len(found) == len(self.intact):
-            # The last digits of the last number may be missing unnoticed.
+            # A reader cannot detect missing digits at the end of the last number.
             one, other = (gaussians.map(lambda tensor: tensor[:-1]) for gaussians in (found, self.intact))
             return None if _equal(one, other) else "rows before the last one differ"
         return None if _equal(found, self.intact) else "a truncated file was read"

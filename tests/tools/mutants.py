@@ -1,7 +1,7 @@
-"""Seed small bugs and check that the tests catch them: `python -m tests.tools.mutants`, `--sample 10 --seed 0`.
+"""Seeds small bugs and checks that the tests catch them: `python -m tests.tools.mutants`, `--sample 10 --seed 0`.
 
-Each mutant is one replacement in a copy of the package. The tests of that part of the package run until the first
-failure. A mutant that survives shows that a test is missing.
+Each mutant is one replacement in a copy of the package. The tests of the changed module run until the first failure. A
+surviving mutant shows that a test is missing.
 """
 
 import argparse
@@ -25,7 +25,7 @@ TIMEOUT = 600
 """Seconds for the tests of a mutant."""
 
 CAUGHT, HUNG, SURVIVED = "caught", "hung", "SURVIVED"
-"""Verdicts. A test that hangs has failed, but may do so because the machine is busy."""
+"""Verdicts. A hanging test counts as failed, but the reason may be a busy machine."""
 
 STAGES = (
     *(
@@ -38,12 +38,13 @@ END_TO_END = ("tests/test_rasterization.py", "tests/test_properties.py")
 
 
 def _compiled(*files: str) -> tuple[str, ...]:
-    """Arguments of pytest: tests of Triton kernels, compiled for the CPU, beginning with the given files."""
+    """Returns arguments of pytest: tests of Triton kernels compiled for the CPU, starting with the given files."""
     return ("-m", "triton", *dict.fromkeys((*files, *STAGES, *END_TO_END)))
 
 
 def _torch(*files: str) -> tuple[str, ...]:
-    """Arguments of pytest: tests of the torch backend and of everything around, beginning with the given files."""
+    """Returns arguments of pytest: tests of the torch backend and of the other modules, starting with the given
+    files."""
     around = ("tests/test_reference.py", "tests/test_arguments.py")
     return ("-m", "not interpreter and not triton", *dict.fromkeys((*files, *STAGES, *END_TO_END, *around)))
 
@@ -54,7 +55,7 @@ PARTS = (
 )  # fmt: skip
 SLOTS = (*PARTS, "tests/kernels/compositing/test_slots.py")
 FOLD = ("tests/kernels/compositing/test_pixel_sums.py",)
-"""On the emulator, as kernels for CPUs have no PTX."""
+"""Runs on the emulator, as kernels for CPUs have no PTX."""
 FEATURES = ("-m", "triton", "tests/kernels/compositing/test_matrices.py", "tests/kernels/compositing/test_chunks.py")
 IMAGE_LOSS, ADAM = "tests/ops/test_image_loss.py", "tests/ops/test_adam.py"
 LENS_GRADIENTS = ("tests/stages/test_lens_gradients.py", "-k", "triton or found")
@@ -1644,7 +1645,7 @@ def judge(mutant: Mutant) -> tuple[str, float]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        ignored = shutil.ignore_patterns("cases")  # compiled modules are copied, as they need not be compiled again
+        ignored = shutil.ignore_patterns("cases")  # compiled modules are copied and need not be compiled again
         for name in ("tsplat", "tests", "benchmarks", "docs", "emulator"):
             shutil.copytree(ROOT / name, copy / name, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", copy)

@@ -1,7 +1,7 @@
-"""Executes the notebooks of examples/notebooks: `python -m tests.tools.notebooks` stores their outputs, with nbclient.
+"""Executes the notebooks of examples/notebooks and stores their outputs: `python -m tests.tools.notebooks`.
 
-Stored outputs have images of 256 colors, no viewers of models, which are 3 MB each, and nothing that differs between
-runs, such as times.
+Requires nbclient. Stored images have 256 colors. Model viewers, which take 3 MB each, and outputs that differ between
+runs, such as times, are removed.
 """
 
 import argparse
@@ -16,17 +16,17 @@ FOLDER = ROOT / "examples" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 HTML_MAX = 10_000
-"""Length of HTML above which an output keeps its image only."""
+"""Maximum length of an output's HTML. Longer HTML is removed, and only the output's image remains."""
 
 ONCE = {"record_timing": False, "coalesce_streams": True}
-"""Traits of the client by which two runs store the same."""
+"""Traits of the client that make the stored outputs of two runs equal."""
 
 TIMEOUT = 300
-"""Seconds that a cell may take, on a busy machine."""
+"""Maximum time of a cell in seconds, on a busy machine."""
 
 
 def execute(path):
-    """Returns a notebook with the outputs of a run in an empty folder. Raises CellExecutionError if a cell fails."""
+    """Runs a notebook in an empty folder and returns it with its outputs. Raises CellExecutionError if a cell fails."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -44,7 +44,7 @@ def execute(path):
 
 
 def smaller(png):
-    """Returns a PNG with 256 colors; both in base64."""
+    """Reduces a PNG to 256 colors. Input and output are in base64."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -61,7 +61,7 @@ def store(path, notebook):
     for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type == "code":
-            # What is on stderr, such as that kernels are compiled, differs between runs.
+            # stderr, such as messages about compiled kernels, differs between runs.
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
             for output in cell.outputs:
                 data = output.get("data", {})

@@ -1,6 +1,6 @@
-"""Compare replayed calls with the stages, for many random kinds of calls: `python -m tests.tools.replayed_kinds`.
+"""Compares replayed calls with calls of the stages, with many random options: `python -m tests.tools.replayed_kinds`.
 
-Images, gradients and `meta` must be bit-exact. Four threads take turns with the kinds.
+Images, gradients and `meta` must be bit-exact. The calls are distributed over four threads.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tsplat.passes import calls
 
 
 def check(seed: int, replays: Counter[str]) -> list[str]:
-    """Returns the names of what differs for the kind of a seed."""
+    """Returns the names of the results that differ for the kind of call with this seed."""
     kind = random_kind(seed)
     try:
         expected = [call.outcome(STAGES[kind.function]) for call in (kind, kind.moved(1.01))]

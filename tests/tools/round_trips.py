@@ -1,8 +1,8 @@
 """Writes and reads random models in every format: `python -m tests.tools.round_trips --count 500`.
 
-Models have 0 to 10,000 Gaussians of SH degree 0 to 4, at any place and scale, and some have extreme values. Each is
-written in its own frame and in that of a scene in UTM, Swiss (LV95) or geocentric (ECEF) coordinates. Errors have to be
-within those that the writers document.
+Models have 0 to 10,000 Gaussians with SH degree 0 to 4 at any position and scale, some with extreme values. Each model
+is written in its local frame and in the frame of a scene in UTM, Swiss (LV95) or geocentric (ECEF) coordinates. Errors
+must be within the writers' documented tolerances.
 """
 
 import argparse
@@ -38,7 +38,7 @@ DEGREES_MAX = {
     "gltf": 3,
 }
 DEGREES_MAX |= dict.fromkeys(("usda", "usdc", "usdz"), 4) if importlib.util.find_spec("pxr") else {}
-"""Format -> largest SH degree; models of a higher one are written without it."""
+"""Format -> maximum SH degree. Higher degrees of a model are not written."""
 
 ORIGINS = (
     (448_256.0, 5_411_840.0, 304.0),
@@ -53,7 +53,7 @@ Rng = np.random.Generator
 
 
 def random_model(rng: Rng, degree_max: int = 3) -> Gaussians:
-    """Draws a model. A quarter of them has one of the numbers of Gaussians in `EDGES`."""
+    """Returns a random model. In a quarter of the models, the number of Gaussians is one of `EDGES`."""
     count = int(rng.choice(EDGES)) if rng.random() < 0.25 else round(10_001 ** float(rng.random())) - 1
     degree = int(rng.integers(degree_max + 1))
     means = rng.normal(size=(count, 3)) * 10 ** rng.uniform(-3, 3) + rng.normal(size=3) * 10 ** rng.uniform(-3, 3)
@@ -74,7 +74,7 @@ def random_model(rng: Rng, degree_max: int = 3) -> Gaussians:
 
 
 def _some(rng: Rng, array: np.ndarray) -> np.ndarray:
-    """A mask of about a tenth of the values, [N, ...]."""
+    """Returns a random mask of about a tenth of the values, [N, ...]."""
     return rng.random(array.shape) < 0.1
 
 
@@ -101,7 +101,12 @@ def unusual_rotations(rng, arrays):
     quats[_some(rng, quats[:, 0])] *= 10 ** rng.uniform(-12, 12)
     quats[_some(rng, quats[:, 0])] = 0.5
     quats[_some(rng, quats[:, 0])] = [0, 0, -1, 0]
-    quats[np.linalg.norm(quats.astype(np.float32), axis=1) < 1e-11] = [3, 0, 0, 0]  # only a PLY holds zeros
+    quats[np.linalg.norm(quats.astype(np.float32), axis=1) < 1e-11] = [
+        3,
+        0,
+        0,
+        0,
+    ]  # only PLY can store zero quaternions
 
 
 def constant(rng, arrays):
@@ -122,7 +127,7 @@ CHANGES = (infinite, outliers, distant, unusual_rotations, constant, repeated)
 
 
 def random_georeference(rng: Rng) -> Georeference:
-    """Draws the place of a model: half of the models have the axes and the unit of the files of their scene."""
+    """Returns a random georeference. Half of the models have the axes and the unit of their scene's files."""
     origin = torch.tensor(ORIGINS[int(rng.integers(len(ORIGINS)))], dtype=torch.float64)
     rotation, unit = similarity()[:3, :3], 1.0
     if rng.random() < 0.5:
@@ -131,11 +136,12 @@ def random_georeference(rng: Rng) -> Georeference:
 
 
 def check(path: Path, format: str, gaussians: Gaussians, place: Georeference, frame: ModelFrame) -> str:
-    """Writes and reads a model. Returns "within the tolerances", or "rejected" if SPZ cannot hold the positions."""
+    """Writes and reads a model. Returns "within the tolerances", or "rejected" if SPZ cannot represent the
+    positions."""
     gaussians = set_sh_degree(gaussians, min(gaussians.sh_degree, DEGREES_MAX[format]))
     shifted = place.shift(gaussians) if frame == "files" else gaussians
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of positions that a format rounds, and of origins
+        warnings.simplefilter("ignore")  # about rounded positions and origins
         try:
             write_model(path, gaussians, format=format, georeference=place, frame=frame)
         except ArgumentError:

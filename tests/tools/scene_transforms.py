@@ -1,9 +1,10 @@
-"""Trains two scenes that are moved, turned, scaled, and have cameras and points far away, and compares their PSNR.
+"""Trains two scenes that are translated, rotated, scaled, or extended by distant cameras and points. Compares the PSNR.
 
     python -m tests.tools.scene_transforms [--steps 100] [--seeds 3]
 
-Where the local frame is equal, all bits of the metrics must be; else the mean of the held-out views over seeds must be
-within 0.3 dB of that of the untouched scene. Prints a line for each transform, and ends with status 1 if one differs.
+If a transform does not change the local frame, the metrics must be bit-exact. Otherwise, the mean PSNR of the held-out
+views over all seeds must be within 0.3 dB of that of the original scene. The tool prints a line for each transform and
+exits with 1 if a result differs.
 """
 
 import argparse
@@ -40,7 +41,7 @@ TRANSFORMS: dict[str, tuple[dict[str, Any], bool]] = {
     "3 cameras at 40 to 1e5, UTM": (dict(offset=(447_000.3, 4_412_000.7, 120.1), cameras=(40.0, 1e3, 1e5)), False),
     "3 points at 50 to 1e6": (dict(far_points=(50.0, 1e4, 1e6)), False),
 }
-"""How a scene is written, and whether its local frame is equal."""
+"""Name -> how the scene is written, and whether its local frame remains the same."""
 
 
 def captures() -> dict[str, Capture]:
@@ -51,7 +52,7 @@ def captures() -> dict[str, Capture]:
 
 
 def scores(capture: Capture, folder: Path, steps: int, seed: int, **changes: Any) -> dict[str, float]:
-    """PSNR of the held-out views of a run, by name."""
+    """Returns the PSNR of the held-out views of a run by name."""
     scene = write_moved(folder / "scene", capture.train, capture.points, capture.colors, **changes)
     settings = dict(scene=scene, seed=seed, device="cpu", background=capture.background)
     config = dataclasses.replace(preset("standard", steps), **settings)

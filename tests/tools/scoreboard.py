@@ -49,7 +49,7 @@ depended on the number of images. This has been fixed; the test has not been run
 
 
 def page(records: dict[str, Any]) -> str:
-    """Formats the page from the saved results, by name."""
+    """Returns the page for the saved results, which are given by name."""
     lines = []
     for name in PROPERTIES:
         for platform, label in PLATFORMS.items():

@@ -1,4 +1,4 @@
-"""What a command leaves on a bad disk is judged."""
+"""Tests of how results of commands are judged if their output cannot be written."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Random scenes of every lens and primitive are within the tolerance policy, and a bug would not be."""
+"""Tests that random scenes with every lens and primitive are within the tolerance policy, and that bugs are not."""
 
 import dataclasses
 from unittest.mock import patch
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.triton
 @pytest.mark.slow
 @pytest.mark.parametrize("family", fuzz_lenses.FAMILIES)
 def test_random_scene_is_within_the_tolerance_policy(family):
-    """`python -m tests.tools.fuzz_lenses` tries more."""
+    """`python -m tests.tools.fuzz_lenses` runs more scenes."""
     assert 0 < fuzz_lenses.check(family, 3) <= 1
 
 
@@ -56,7 +56,7 @@ def test_an_image_with_nothing_in_it_is_a_violation(family):
 
 @pytest.mark.parametrize("family", fuzz_lenses.FAMILIES)
 def test_visible_gaussians_that_no_pixel_shows_are_a_violation(family, monkeypatch):
-    """Only at pixels where alpha is well above 1/255."""
+    """Only pixels at which alpha is well above 1/255 count."""
     decisions_of = fuzz_lenses.decisions_of
 
     def of_nothing(*arguments):

@@ -1,4 +1,4 @@
-"""Tests that share expensive fixtures run in one process."""
+"""Tests that pytest-xdist runs tests that share expensive fixtures in one process."""
 
 import pytest
 

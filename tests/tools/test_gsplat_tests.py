@@ -1,4 +1,4 @@
-"""The tool that runs gsplat's tests: copies for CPUs, and its own functions in place of nerfacc's."""
+"""Tests of the tool that runs gsplat's tests: copies for the CPU, and replacements of nerfacc's functions."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Cameras of the same photographs are those of COLMAP, in every layout that is read."""
+"""Tests that every supported layout of the same photographs has the same cameras as COLMAP."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_points_are_where_colmap_has_them(tmp_path, scene, layout):
     capture = read_capture(tmp_path / "scene", test_every=0)
     found = sorted((*capture.train, *capture.test), key=lambda view: view.name)
     assert len(found) == len(views) and not capture.random_points
-    # Where points are read in their order, the frame of the files does not matter.
+    # Points that are read in their order can be compared directly in any frame of the files.
     read = points if layout.endswith("depth") else capture.points
     for view, other in zip(views, found, strict=True):
         expected, depth = project(points, view.camera.viewmat, view.camera.K)

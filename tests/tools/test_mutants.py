@@ -1,4 +1,4 @@
-"""A mutant is caught by the tests, and all of them still apply to the code."""
+"""Tests that the tests catch a mutant, and that all mutants still apply to the code."""
 
 import ast
 import random
@@ -20,7 +20,8 @@ def test_mutant_is_caught(mutant):
 def test_mutants_apply(path, tmp_path):
     text = (ROOT / "tsplat" / path).read_text()
     lines = text.splitlines()
-    # Lines where statements of the module start, with their decorators: only what a mutant changes is parsed again.
+    # First lines of the module's statements, including decorators. Only statements that a mutant changes are parsed
+    # again.
     starts = [min(n.lineno for n in (s, *getattr(s, "decorator_list", ()))) - 1 for s in ast.parse(text).body]
     copy = tmp_path / path
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -36,5 +37,5 @@ def test_mutants_apply(path, tmp_path):
         start = max(line for line in starts if line <= same)
         end = min((line for line in starts if line > same + mutant.old.count("\n")), default=len(lines))
         before, after = lines[start:end], changed[start : end + len(changed) - len(lines)]
-        # A replacement in a comment would be no bug.
+        # A replacement in a comment would not be a bug.
         assert len({ast.dump(ast.parse("\n".join(part))) for part in (before, after)}) == 2, mutant.name

@@ -1,4 +1,4 @@
-"""The page of results of long runs."""
+"""Tests of docs/reliability.md, the page with results of long runs."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""Fetches the web viewer that exported pages contain, patches and minifies it; needs Node.
+"""Downloads, patches and minifies the web viewer of exported pages. Requires Node.
 
-``python -m tests.tools.web_viewer`` writes PlayCanvas's SuperSplat Viewer to ``tsplat/viewing/web_viewer/``. It is run
-when the version below changes; the result is committed and ships with the package.
+``python -m tests.tools.web_viewer`` writes PlayCanvas's SuperSplat Viewer to ``tsplat/viewing/web_viewer/``. Run it
+after changing the version below. The result is committed and ships with the package.
 """
 
 import argparse
@@ -13,25 +13,25 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 VIEWER, ENGINE, MINIFIER = "@playcanvas/supersplat-viewer@1.36.2", "playcanvas@2.22.6", "esbuild@0.25.12"
-"""The viewer, the engine that it contains, and what minifies both."""
+"""The viewer, its engine, and the minifier."""
 
 FOLDER = ROOT / "tsplat" / "viewing" / "web_viewer"
 GLOBAL = "supersplatViewer"
-"""Name of the global variable with the exports of the viewer, ``createViewer``."""
+"""Name of the global variable that contains the viewer's exports, such as ``createViewer``."""
 
 PATCHES = [
-    # Covariances are in halves of pixels, as focal lengths are doubled: 1.2 is the 0.3 px^2 of tsplat's eps2d.
+    # Covariances are in half pixels, as focal lengths are doubled: 1.2 corresponds to tsplat's eps2d of 0.3 px^2.
     ("(cov[0][0] + 0.3) * (cov[1][1] + 0.3) - cov[0][1] * cov[0][1]",
      "(cov[0][0] + 1.2) * (cov[1][1] + 1.2) - cov[0][1] * cov[0][1]"),
     ("float diagonal1 = cov[0][0] + 0.3;", "float diagonal1 = cov[0][0] + 1.2;"),
     ("float diagonal2 = cov[1][1] + 0.3;", "float diagonal2 = cov[1][1] + 1.2;"),
-    # The Gaussian as it is, up to the alpha that is cut, instead of one that is shifted to 0 at 2.83 deviations.
+    # The unmodified Gaussian up to the alpha threshold, instead of one shifted to 0 at 2.83 standard deviations.
     ("float clip = min(1.0, sqrt(max(0.0, log(alpha / alphaClipValue))) * 0.5);",
      "float clip = sqrt(max(0.0, log(alpha / alphaClipValue))) * 0.5;"),
     ("\tif (A > 1.0) {\n\t\tdiscard;\n\t}\n\tmediump float alpha", "\tmediump float alpha"),
     ("float normExp(float x) {\n\treturn (exp(x * -4.0) - EXP4) * INV_EXP4;",
      "float normExp(float x) {\n\treturn exp(x * -4.0);"),
-    # Ellipses of any size, by a Jacobian that is clamped outside of the image, as tsplat's.
+    # Ellipses of any size. As in tsplat, the Jacobian is clamped outside of the image.
     ("vec2 J2 = -J1 / vp.z * vp.xy;",
      "vec2 limit = 1.3 / center.projMat00 * vec2(1.0, viewport_size.y * viewport_size.z);\n"
      "\t\tvec2 J2 = -J1 * clamp(vp.xy / vp.z, -limit, limit);"),
@@ -40,21 +40,21 @@ PATCHES = [
      "\tfloat l2 = 2.0 * min(sqrt(2.0 * lambda2), vmin);",
      "float l1 = 2.0 * sqrt(2.0 * lambda1);\n\tfloat l2 = 2.0 * sqrt(2.0 * lambda2);"),
 ]  # fmt: skip
-"""Texts of the viewer's GLSL, each of which occurs once, and what takes their place: its pixels become tsplat's."""
+"""Replacements in the viewer's GLSL that make its pixels equal to tsplat's. Each text occurs once."""
 
 ENDS_ELEMENT = {"viewer.js": r"</script|<!--|<script", "viewer.css": r"</style|<!--"}
-"""What may not occur in a script or style sheet inside a page."""
+"""Patterns that must not occur in an inlined script or style sheet."""
 
 
 def fetch(folder):
-    """Installs the packages of :data:`VIEWER` in a folder, and returns its ``node_modules``."""
+    """Installs the packages of :data:`VIEWER` in a folder. Returns the path of its ``node_modules``."""
     options = ["--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
     subprocess.run(["npm", "install", *options, VIEWER, ENGINE, MINIFIER], check=True, stdout=subprocess.DEVNULL)
     return folder / "node_modules"
 
 
 def minify(modules, source):
-    """Returns a script or style sheet without white space; scripts assign their exports to :data:`GLOBAL`."""
+    """Returns a minified script or style sheet. Scripts assign their exports to :data:`GLOBAL`."""
     options = ["--minify", "--legal-comments=inline", "--line-limit=1000", "--log-level=error"]
     if source.suffix == ".js":
         options += ["--format=iife", f"--global-name={GLOBAL}"]
@@ -63,7 +63,7 @@ def minify(modules, source):
 
 
 def patch(script):
-    """Returns the viewer's script after all of :data:`PATCHES`."""
+    """Returns the viewer's script with all :data:`PATCHES` applied."""
     for old, new in PATCHES:
         if (count := script.count(old)) != 1:
             raise SystemExit(f"the viewer has {count} times, not once: {old}")
@@ -72,7 +72,7 @@ def patch(script):
 
 
 def build(modules):
-    """Returns the contents of the files by name."""
+    """Returns the contents of the viewer's files by name."""
     viewer = modules / "@playcanvas" / "supersplat-viewer"
     files = {f"viewer{kind}": minify(modules, viewer / "public" / f"index{kind}") for kind in (".js", ".css")}
     files["viewer.js"] = patch(files["viewer.js"])
