@@ -64,9 +64,7 @@ def georeferenced(views, points):
     for view in views:
         viewmat = view.camera.viewmat.double().clone()
         position = -viewmat[:3, :3].T @ viewmat[:3, 3]
-        rotation = Rotation.from_matrix(
-            viewmat[:3, :3].numpy()
-        ).as_matrix()  # exactly a rotation, as COLMAP's quaternions are
+        rotation = Rotation.from_matrix(viewmat[:3, :3].numpy()).as_matrix()  # orthonormal in fp64, as COLMAP's
         viewmat[:3, :3] = torch.from_numpy(rotation) @ turn.T
         viewmat[:3, 3] = -viewmat[:3, :3] @ (UNIT * turn @ position + origin)
         moved.append(changed(view, viewmat=viewmat))

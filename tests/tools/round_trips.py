@@ -101,12 +101,7 @@ def unusual_rotations(rng, arrays):
     quats[_some(rng, quats[:, 0])] *= 10 ** rng.uniform(-12, 12)
     quats[_some(rng, quats[:, 0])] = 0.5
     quats[_some(rng, quats[:, 0])] = [0, 0, -1, 0]
-    quats[np.linalg.norm(quats.astype(np.float32), axis=1) < 1e-11] = [
-        3,
-        0,
-        0,
-        0,
-    ]  # only PLY can store zero quaternions
+    quats[np.linalg.norm(quats.astype(np.float32), axis=1) < 1e-11] = [3, 0, 0, 0]  # only PLY can store zeros
 
 
 def constant(rng, arrays):

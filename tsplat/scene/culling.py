@@ -98,7 +98,7 @@ class CulledModel:
         weights = torch.add(floor * opacities, areas.mul(pixels), alpha=focal)
         if seen is not None:
             weights.masked_fill_(~seen, -1.0)
-        # A sample gives a threshold for the largest weights, so that not all must be sorted.
+        # A threshold from a sample selects the largest weights, so that only these are sorted.
         sample = weights[:: max(1, len(weights) // SAMPLE)].sort(descending=True).values
         ids = (weights > sample[min(len(sample) * 21 * n // (20 * len(weights)), len(sample) - 1)]).nonzero().squeeze(1)
         if len(ids) < n:
@@ -146,7 +146,7 @@ def rows_in_sight(
 ) -> Tensor:
     """Returns the ascending ids [n] int64 of the Gaussians that a camera may see, a superset of those it does see.
 
-    A Gaussian at x and z in the camera frame whose largest standard deviation is s covers at most :data:`SIGMAS` (f² s²
+    A Gaussian with camera coordinates x and z and the largest standard deviation s covers at most :data:`SIGMAS` (f² s²
     (1 + t²) / z² + eps2d)^(1/2) + 1 pixels around f x / z + c, where t is the largest tangent of the Jacobian. The root
     of the sum is at most the sum of the roots. Multiplied by z, this bound is linear in the mean and in s.
 

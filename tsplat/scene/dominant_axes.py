@@ -21,7 +21,7 @@ FLATNESS_MIN = 1e-3
 """Flatness below which points count as collinear; rounding alone makes it nonzero."""
 
 POINTS_MAX, START_POINTS_MAX = 8192, 1024
-"""Number of points whose normals are used, and number of points for the choice of the start."""
+"""Maximum number of points whose normals are used, and of points for choosing the initial axes."""
 
 STARTS, START_STEPS = 48, 10
 """Number of initial rotations, and of steps from each."""
@@ -43,7 +43,7 @@ def dominant_axes(points: Tensor) -> list[float] | None:
     """Returns the rotation to the dominant axes of the surfaces of points [N, 3], as a unit quaternion wxyz.
 
     The axes rotate with the points. Of the 24 rotations with the same axes, the one closest to the identity is
-    returned; None if the surfaces have no dominant directions, or the points lie on no surfaces.
+    returned. Returns None if the surfaces have no dominant directions, or if the points do not lie on surfaces.
     """
     require("scipy")
     normals, weights = surface_normals(points.detach().double().cpu().numpy())

@@ -45,7 +45,7 @@ CONVERGENCE_MIN = 0.02
 point is well defined; it is about 0.5 for axes in all directions, and 0 for parallel axes."""
 
 IN_FRONT_MIN = 0.8
-"""Minimum share of cameras that have the common point of the axes in front of them."""
+"""Minimum share of cameras that face the common point of their axes."""
 
 
 def are_inliers(positions: Tensor) -> Tensor:

@@ -284,7 +284,7 @@ class Gaussians:
 
 
 def _finite_rows(tensor: Tensor) -> Tensor:
-    """[N] bool: True for rows whose values are all finite. Compares two values of a row, not all."""
+    """Returns a mask [N] of the rows whose values are all finite. Tests two values per row instead of all."""
     values = tensor.detach().flatten(1)
     if not values.shape[1]:
         return values.new_ones(len(values), dtype=torch.bool)
@@ -313,8 +313,8 @@ def neighbor_distances(points: Tensor) -> Tensor:
 def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
     """Returns the mean distance of points [N, 3] to the three nearest other positions, [N] fp64 on the CPU, positive.
 
-    Points that are much closer than average count as one position. Spacings are limited to :data:`SPACING_RATIO_MAX`
-    times their 90 % quantile, for isolated points. `rows` selects the points whose spacings are returned.
+    Points that are much closer than average count as one position. For isolated points, spacings are limited to
+    :data:`SPACING_RATIO_MAX` times their 90 % quantile. `rows` selects the points whose spacings are returned.
     """
     require("scipy")
     from scipy.spatial import cKDTree

@@ -58,7 +58,7 @@ INVERSE_TRANSPOSES = {
 """EXIF orientation -> name in Pillow of the transpose from the upright image to the stored one."""
 
 SIXTEEN_BIT_FORMATS = ("PNG", "PPM")
-"""Formats whose images of mode I have values from 0 to 65535."""
+"""Formats in which images with Pillow's mode I have values from 0 to 65535."""
 
 BITS_PER_SAMPLE = 258
 """Tag of TIFF files."""

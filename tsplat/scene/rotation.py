@@ -47,7 +47,7 @@ def rotation_to_y(direction: Sequence[float]) -> list[float]:
     """Returns the rotation that turns a direction [3] to +y, as a unit quaternion wxyz."""
     length = math.hypot(*direction)
     x, y, z = (float(value) / length for value in direction)
-    # The shortest rotation; for y < 0, a rotation by 180 degrees about x goes first, so that 1 + |y| is never small.
+    # The shortest rotation. For y < 0, it follows a rotation by 180 degrees about x, so that 1 + |y| is never small.
     quat = (1 + y, -z, 0.0, x) if y >= 0 else (-z, 1 - y, x, 0.0)
     norm = math.hypot(*quat)
     return [value / norm for value in quat]
@@ -138,7 +138,7 @@ def _check_range(before: Gaussians, after: Gaussians, scale: float) -> None:
 
 
 def flip_axes(gaussians: Gaussians, signs: tuple[int, int, int]) -> Gaussians:
-    """Returns a model whose x, y and z are multiplied by signs, 1 or -1, without rounding; applying it twice is the
+    """Returns a model whose x, y and z are multiplied by signs, 1 or -1, without rounding. Applying it twice is the
     identity."""
     axes = torch.tensor(signs, dtype=torch.float32, device=gaussians.means.device)
     # The axis of a rotation is a pseudovector: a reflection additionally negates it.

@@ -7,5 +7,5 @@
 - :mod:`~tsplat.scene.capture.structure_from_motion`: computes camera poses from photographs or a video with
   COLMAP. It runs the stages of ``colmap_pipeline``, on photographs or ``video_frames``, and draws a ``camera_plot``.
 - :mod:`~tsplat.scene.capture.block_plans`: divides a capture into blocks; ``block_plot`` draws them.
-- :mod:`~tsplat.scene.capture.procedural`: a synthetic capture that needs no data.
+- :mod:`~tsplat.scene.capture.procedural`: a synthetic capture that requires no files.
 """

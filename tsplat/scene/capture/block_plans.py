@@ -121,8 +121,8 @@ def plan_blocks(
     most.
 
     A view is assigned to each block that covers at least `min_share` of its image, and to the block that covers most of
-    it. To measure this, the image is divided into cells; each cell counts for the blocks whose expanded box contains
-    its nearest point. Distortion is ignored.
+    it. To measure this, the image is divided into cells. A block covers a cell if its expanded box contains the cell's
+    nearest point. Distortion is ignored.
 
     Args:
         capture: Capture in the frame of the files, not normalized.
@@ -234,8 +234,8 @@ def _shares(camera: Camera, points: Tensor, members: Tensor) -> Tensor:
 def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0) -> Capture:
     """Returns a capture with the views and points that a block is trained on.
 
-    The points are all points in the expanded box of the block, and points outside of it that its training views show,
-    drawn at random, at most as many as inside.
+    The capture contains all points in the expanded box of the block. Of the other points that its training views show,
+    it contains a random sample, which is at most as large as the number of points in the box.
 
     Args:
         capture: The capture of the plan, in the frame of the files or in a local one.

@@ -107,9 +107,9 @@ def read_colmap(
             moved in double precision, which ``Capture.world`` and a note describe. ``"local"`` for the frame in which a
             run trains; ``"normalized"`` for the frame of :func:`normalize_capture`; or the ``Capture.frame`` of an
             earlier call.
-        keep_far: Whether to keep photographs whose cameras are far from the others and show the points nowhere or only
-            in a spot, which is typical of wrong poses. Otherwise, they are left out before views are held out, and
-            listed in ``Capture.left_out`` and a note.
+        keep_far: Whether to keep photographs whose cameras are far from the others and show no points or show them in a
+            small spot only, which is typical of wrong poses. Otherwise, these photographs are left out before views are
+            held out, and are listed in ``Capture.left_out`` and a note.
 
     Raises:
         FileError: A file or folder is missing, damaged or cannot be read, fewer than two images are left, or no
@@ -234,7 +234,7 @@ def downscaled_folder(folder: Path, downscale: int) -> Path | None:
 
 
 def find_by_stem(folder: Path, name: str) -> Path:
-    """Returns the image with a name in a folder, or the one whose name differs only in its suffix."""
+    """Returns the image with the given name in a folder, or an image whose name differs only in its suffix."""
     path = folder / name
     if os.path.isfile(path):
         return path
@@ -282,6 +282,6 @@ def _observed_points(
 
 
 def find_mask(folder: Path, name: str) -> Path | None:
-    """Returns the mask of an image, whose name is that of the image with .png as a replaced or appended suffix."""
+    """Returns the mask of an image. Its name is the image's name with .png as a replaced or appended suffix."""
     path = folder / name
     return next(filter(os.path.isfile, (path.with_suffix(".png"), path.with_name(f"{path.name}.png"))), None)

@@ -1,9 +1,9 @@
 """COLMAP's camera models beyond OpenCV's: project directions to pixels, and invert the projection.
 
 COLMAP's documentation (https://colmap.github.io/cameras.html) refers to ``src/colmap/sensor/models.h`` for parameters
-and equations: FULL_OPENCV is OpenCV's rational model; FOV, that of Devernay and Faugeras (2001); DIVISION, that of
-Fitzgibbon (2001); EUCM, that of Khomutenko et al. (2016); THIN_PRISM_FISHEYE, that of Weng et al. (1992) applied to
-angles; and RAD_TAN_THIN_PRISM_FISHEYE, that of Project Aria.
+and equations: FULL_OPENCV is OpenCV's rational model. FOV is the model of Devernay and Faugeras (2001), DIVISION of
+Fitzgibbon (2001), EUCM of Khomutenko et al. (2016), and RAD_TAN_THIN_PRISM_FISHEYE of Project Aria. THIN_PRISM_FISHEYE
+applies the model of Weng et al. (1992) to angles.
 
 Angles [P, 2] are theta x/r and theta y/r, with the angle theta from the optical axis and the distance r = sqrt(x² + y²)
 from it.

@@ -83,7 +83,7 @@ def replace_points(capture: Capture, path: str | os.PathLike[str]) -> Capture:
 
 
 def random_points(bounds: Bounds, n: int, seed: int, reason: str) -> InitialPoints:
-    """Returns n gray points drawn uniformly in the box that `bounds` gives, with a note that states the reason."""
+    """Returns n gray points drawn uniformly from the box that `bounds` returns, and a note with the reason."""
 
     def draw(cameras: Sequence[Camera]) -> Tensor:
         low, high = bounds(cameras)
@@ -116,8 +116,8 @@ def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
 
 
 def bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
-    """Returns the corners [3] of a box around the cameras and the points ahead of them at the distance of the cameras'
-    extent.
+    """Returns the corners [3] of a box around the cameras and one point in front of each camera, at a distance equal to
+    the extent of the cameras.
 
     Panoramas look in all directions. Outlier cameras are ignored. If all cameras have the same position, the size is 1.
     """

@@ -230,7 +230,7 @@ class Lens:
         return torch.stack([longitudes, latitudes], -1), points[rows].norm(dim=-1), rows
 
     def shown(self, width: int, height: int) -> Tensor:
-        """Returns a mask [H, W] of the pixels that the rasterizer's lens model can reach, for an image of another
+        """Returns a mask [H, W] of the pixels to which the rasterizer's lens model can project, for an image of another
         size."""
         if self.model == "fisheye":
             reach = _distorted_angle(_largest_angle(self.distortion), self.distortion)
@@ -290,8 +290,8 @@ class Undistortion:
                 self._sources[rows] = sources
 
     def _map(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Returns the sources [rows, W, 2] of some rows of the undistorted image, and a mask of those inside the
-        distorted image."""
+        """Returns the positions [rows, W, 2] in the distorted image of some rows of the undistorted image, and a mask
+        of the positions inside it."""
         height, width = self.has_source.shape
         x = (np.arange(width) + 0.5 - float(self.K[0, 2])) / float(self.K[0, 0])
         y = (np.arange(rows.start, rows.stop) + 0.5 - float(self.K[1, 2])) / float(self.K[1, 1])
@@ -361,7 +361,7 @@ class _RadialDistortion:
 
 
 class _SkewedDistortion:
-    """A distortion whose pixels are sheared along x."""
+    """A distortion followed by a shear of the pixels along x."""
 
     def __init__(self, lens: Lens) -> None:
         self._lens, self._distortion = lens, _distortion_of(dataclasses.replace(lens, skew=0.0))
@@ -395,8 +395,8 @@ class _FisheyeDistortion:
         return float(ratios.max(initial=0.0) or distorted[-1] / self._max_theta)
 
     def sources(self, points: Array) -> tuple[Array, Array]:
-        """Projects undistorted points [P, 2], theta x/r and theta y/r, to pixels [P, 2]; also returns which of them the
-        lens reaches."""
+        """Projects undistorted points [P, 2], theta x/r and theta y/r, to pixels [P, 2]. Also returns a mask of the
+        points in the field of view of the lens."""
         lens = self._lens
         theta = np.hypot(points[:, 0], points[:, 1])
         ratio = _distorted_angle(theta, lens.distortion) / np.maximum(theta, 1e-12)

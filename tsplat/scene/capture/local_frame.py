@@ -1,7 +1,7 @@
 """The local frame in which a run trains, which makes training independent of the unit and origin of the files.
 
 The origin is subtracted in double precision, and lengths are divided by a power of two, which does not change their
-mantissas: if the same scene uses another unit by a power of two, or is moved without rounding, training gives the same
+mantissas. If a scene is scaled by a power of two or translated without rounding, training therefore produces the same
 bits. The run writes its cameras and models in the *frame of the model*. It equals the frame of the files, unless these
 are too far from their origin for single precision, or the capture is normalized.
 """
@@ -120,8 +120,8 @@ def frame_from_json(values: Any, where: str) -> LocalFrame:
 
 
 def choose_frame(positions: Tensor, points: Tensor | None, file: object) -> tuple[LocalFrame, list[str]]:
-    """Chooses the local frame for cameras, without a near plane; also returns a note if the frame of the model is not
-    that of the files.
+    """Chooses the local frame for cameras, without a near plane. Also returns a note if the frame of the model differs
+    from the frame of the files.
 
     The unit is the power of two closest to the extent of the cameras, the origin is the multiple of the unit closest to
     their center. Outliers are ignored. If all cameras have the same position, the points give the unit.

@@ -20,8 +20,8 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
     up direction.
 
     Returns:
-        The normalized capture, whose ``world`` includes the transform; and the transform [4, 4] in fp64, from the old
-        to the new world frame.
+        The normalized capture, whose ``world`` includes the transform, and the transform [4, 4] in fp64 from the old to
+        the new world frame.
 
     Raises:
         ArgumentError: All cameras are at the same position.

@@ -1,4 +1,4 @@
-"""Renders a procedural scene that needs no data: ray-traced textured solids on a round table.
+"""Renders a procedural scene without input files: ray-traced textured solids on a round table.
 
 Solids are signed distance functions, intersected by sphere tracing (Hart, "Sphere tracing", 1996) within their bounding
 spheres and boxes. The shading does not depend on the view: a sun with shadows, sky light and ambient occlusion. The

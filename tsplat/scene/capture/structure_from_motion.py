@@ -96,11 +96,11 @@ def prepare(
             degrees, which have no parameters to estimate. None selects it if metadata of the photographs or the video
             mark them as panoramas (GPano or Spherical Video, which 360° cameras and stitching programs write), and
             otherwise ``"SIMPLE_RADIAL"``.
-        matching: Photographs that each photograph is matched with. ``"exhaustive"``: all others; ``"sequential"``:
-            those near in the order of names, some at a distance, and some that look similar; ``"vocabulary-tree"``: the
-            40 most similar ones. ``"auto"`` is exhaustive for up to 200 photographs or 30 frames of a video; for more,
-            it uses the vocabulary tree for photographs, and sequential matching for a video. The tree is built from the
-            photographs; if they have fewer features than it needs, 102,400 in total, matching is exhaustive.
+        matching: Photographs that each photograph is matched with. ``"exhaustive"``: all others. ``"sequential"``:
+            neighbors in the order of names, some more distant ones, and some that look similar. ``"vocabulary-tree"``:
+            the 40 most similar ones. ``"auto"`` is exhaustive for up to 200 photographs or 30 frames of a video; for
+            more, it uses the vocabulary tree for photographs, and sequential matching for a video. The tree is built
+            from the photographs; if they have fewer features than it needs, 102,400 in total, matching is exhaustive.
         frames: Number of frames to take from a video; fewer if the camera moves little. None for 4 per second, between
             50 and 300. They are selected by sharpness and motion.
         masks: Masks of pixels to ignore, for features and in training: a folder with a mask ``a.png`` or ``a.jpg.png``

@@ -29,7 +29,7 @@ DISTORTION_KEYS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
 
 
 def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
-    """Returns the intrinsics of a frame, given its values completed by those of its file.
+    """Returns the intrinsics of a frame. Its `values` must include the values that the file defines for all frames.
 
     If the values have no size, the size of the image is used. `where` is the file and the frame, for messages. Raises
     FileError for missing or invalid values, and UnsupportedError for unsupported models and rolling shutters.

@@ -72,7 +72,7 @@ class View:
         return f"{type(self).__name__}({self.camera.description})"
 
     def masked(self, image: Tensor) -> Tensor:
-        """Replaces pixels of a rendered image [H, W, 3] where the mask is False by those of the photograph."""
+        """Replaces the pixels of a rendered image [H, W, 3] at which the mask is False by pixels of the photograph."""
         return image if self.mask is None else torch.where(self.mask[..., None], image, self.pixels)
 
     def _repr_png_(self) -> bytes:

@@ -77,7 +77,7 @@ def decimate_rows(rows: Rows, n: int, bounds: NDArray[np.float32], folder: str |
 
 
 def merge_rows(rows: Rows, n: int, folder: str | os.PathLike[str]) -> Rows:
-    """Merges Gaussians until `n` are left, at least half of all (:mod:`.moments`).
+    """Merges Gaussians by their moments (:mod:`.moments`) until `n` remain, which must be at least half of them.
 
     Of every two consecutive Gaussians in Morton order, the one with less opacity times area is a candidate for merging
     into a neighbor, so that each region keeps its share. The weakest candidates are merged. Neighbors are searched in

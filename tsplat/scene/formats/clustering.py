@@ -94,9 +94,9 @@ def cluster_values(
 ) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
     """Clusters single values by k-means with weighted squared errors.
 
-    The initial clusters come from repeatedly splitting the cluster with the largest squared error at its mean. Returns
-    centers [K], K <= n_clusters, in ascending order, and the index of the nearest center of each value, in the shape of
-    `values`. If at most `n_clusters` values are different, the centers are these values.
+    The initial clusters are created by repeatedly splitting the cluster with the largest squared error at its mean.
+    Returns centers [K], K <= n_clusters, in ascending order, and the index of the nearest center of each value, in the
+    shape of `values`. If at most `n_clusters` values are different, the centers are these values.
     """
     distinct, inverse, counts = np.unique(values.astype(np.float32), return_inverse=True, return_counts=True)
     centers = distinct

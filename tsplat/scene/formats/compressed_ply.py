@@ -194,8 +194,8 @@ def _decode_quats(words: NDArray[np.uint32]) -> Floats:
 def _normalize_chunks(
     values: NDArray[Any], stored: Callable[[Floats], Floats] | None = None
 ) -> tuple[Floats, NDArray[np.float64]]:
-    """Returns the bounds of values [N, 3] in each chunk, [chunks, 6] (min, max), and the values as fractions of them,
-    [N, 3]. `stored` may change bounds by a rounding error."""
+    """Returns the bounds of values [N, 3] in each chunk, [chunks, 6] (min, max), and the values as fractions between
+    these bounds, [N, 3]. `stored` may change bounds by a rounding error."""
     count = len(values)
     n_chunks = math.ceil(count / CHUNK)
     # Pad the last chunk with its last value, which does not change its bounds.

@@ -13,8 +13,8 @@ Files of other programs may have the colors red, green and blue instead of f_dc,
 2D Gaussians are marked by a missing scale_2, as in the files of 2DGS, or by the comment ``SplatRenderMode: 2dgs``;
 tsplat writes both.
 
-Files in a frame such as UTM store x, y, z as doubles. Means are read relative to an origin: that of the comment
-``tsplat origin X Y Z``, which tsplat writes, or otherwise one near the means.
+Files in a frame such as UTM store x, y, z as doubles. Means are read relative to an origin. It is given by the comment
+``tsplat origin X Y Z``, which tsplat writes. Otherwise, an origin near the means is chosen.
 
 Mip-Splatting's property filter_3D is applied; see :mod:`~tsplat.scene.formats.filter_3d`. Properties of methods that 3D
 Gaussians cannot represent raise an error, and others are ignored with a note; see :mod:`~tsplat.scene.formats.foreign`.

@@ -25,7 +25,7 @@ from .json_objects import JsonObject
 from .model_memory import check_model_memory
 
 LARGEST_IS_W = 252
-"""Alpha of a rotation whose largest component is w; 253 to 255 mean x, y and z."""
+"""Alpha of a rotation whose largest component is w. 253 to 255 denote x, y and z."""
 
 PALETTE_WIDTH = 64
 """Number of palette entries side by side in the image of centroids."""

@@ -251,7 +251,7 @@ def _entries(values: Floats, weights: NDArray[Any] | None = None) -> Floats:
 
 
 def _padded(entries: Floats) -> list[float]:
-    """Pads entries to a codebook of 256, with as few digits as float32 needs."""
+    """Pads entries to a codebook of 256, with the minimum number of digits that identifies a float32."""
     padded = np.concatenate([entries, np.full(CODEBOOK - len(entries), entries[-1] if len(entries) else 0)])
     return [float(str(value)) for value in padded.astype(np.float32)]
 

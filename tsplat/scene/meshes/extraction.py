@@ -148,9 +148,9 @@ def _check(
 def _find_bounds(renderer: DepthRenderer, views: Sequence[Camera], on_progress: Show) -> Box:
     """Returns the bounds of the surface points in small images of some views, ignoring the extremes.
 
-    The background is left out: points that are farther from the cameras along an axis than their common target. If the
-    cameras have no common target, as in a room, points are left out if they are farther than three times the first
-    quartile of depths.
+    Background points are left out: points that are farther from the cameras along an axis than the cameras' common
+    target. If the cameras have no common target, for example in a room, points beyond three times the first quartile of
+    depths are left out.
     """
     previews = [resize_camera(view, PREVIEW_SIZE) for view in choose_evenly(views, PREVIEWS)]
     frames = []

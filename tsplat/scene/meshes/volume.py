@@ -187,7 +187,7 @@ class Volume:
             sampled = grid_sample(colored, coordinates[:, :, seen[close]], "bilinear", "border", align_corners=False)
             depths, colors = sampled[0, 0, 0], sampled[0, 1:, 0]
             smooth = depths - z[close]
-            # Do not interpolate between the depths of a surface and of what is behind it.
+            # Do not interpolate between the depths of a surface and of the background behind it.
             is_smooth = (smooth - distances[close]).abs() <= self.truncation / 2
             distances[close] = torch.where(is_smooth, smooth, distances[close]).clamp_min(-self.truncation)
             sums = distances.new_zeros(4, x.numel())
