@@ -1,10 +1,10 @@
-"""Draws docs/surfels.png: a held-out view and the normals of its depth, from runs with 3D and with 2D Gaussians.
+"""Draws docs/surfels.jpg: a held-out view and the normals of its depth, from runs with 3D and with 2D Gaussians.
 
-    tsplat train SCENE --out RUN_3D --downscale 4 --steps 1500
-    tsplat train SCENE --out RUN_2D --downscale 4 --steps 1500 --primitive 2dgs
+    tsplat train SCENE --out RUN_3D --max-size 400 --steps 1500
+    tsplat train SCENE --out RUN_2D --max-size 400 --steps 1500 --primitive 2dgs
     python -m benchmarks.surfel_image RUN_3D RUN_2D --view NAME
 
-Views are rendered at the size of the training images and enlarged.
+Views are rendered at the size of the training images.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from tsplat.scene.images import to_bytes
 from tsplat.scene.rendered_views import render_views
 from tsplat.viewing.run_cameras import find_cameras
 
-IMAGE = Path(__file__).parents[1] / "docs" / "surfels.png"
+IMAGE = Path(__file__).parents[1] / "docs" / "surfels.jpg"
 
 
 def view_and_normals(gaussians: Gaussians, camera: Camera) -> list[Image.Image]:
@@ -47,7 +47,7 @@ def main() -> None:
         names = (f"held-out view, {kind} Gaussians", f"normals of its depth, {kind} Gaussians")
         images = view_and_normals(open_model(run), camera)
         cells += [(column, row, name, image) for row, (name, image) in enumerate(zip(names, images, strict=True))]
-    draw_sheet(cells).quantize(256).save(IMAGE, optimize=True)
+    draw_sheet(cells, enlarged=1).save(IMAGE, quality=90)
 
 
 if __name__ == "__main__":

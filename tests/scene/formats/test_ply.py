@@ -136,7 +136,7 @@ def test_ascii_with_other_elements_blank_lines_and_nan(tmp_path):
         (b"1 " * 14 + b"\n" + b"1 " * 15, "record 1 .*expected 14 numbers"),
         (b"1 " * 14 + b"\n" + b" " * 60, "ends within element 'vertex'"),
         (b"1 " * 14 + b"\n1", "cut short"),
-        (b" " * (2 << 20), "longer than 1048576 bytes"),
+        (b" " * (2 << 20), "longer than 1,048,576 bytes"),
     ],
 )
 def test_invalid_ascii_records_are_rejected(tmp_path, body, words):

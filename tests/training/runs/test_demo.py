@@ -92,7 +92,7 @@ def test_ctrl_c_ends_training_and_writes_the_results(tmp_path, monkeypatch, caps
     metrics = demo(tmp_path, steps=10**6)
     assert metrics["steps"] == 3
     assert {path.name for path in tmp_path.iterdir()} == FILES
-    assert "stopped after 3 of 1000000 steps" in capsys.readouterr().out
+    assert "stopped after 3 of 1,000,000 steps" in capsys.readouterr().out
 
 
 def test_failed_demo_leaves_no_folders(tmp_path, monkeypatch):

@@ -224,7 +224,7 @@ def test_command_ends_within_seconds_of_sigterm(scene, tmp_path):
         output, error = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     step = read_newest(run)[1].step
-    assert f"stopped after {step} of 100000 steps\n".encode() in output
+    assert f"stopped after {step} of 100,000 steps\n".encode() in output
     message = f"tsplat: stopped by SIGTERM; step {step} is saved; to continue: tsplat train --resume {run}\n"
     assert error.decode() == message
 
