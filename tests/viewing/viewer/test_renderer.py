@@ -161,7 +161,7 @@ def test_large_models_show_their_largest_gaussians_in_time(renderer, gaussians, 
 )  # fmt: skip
 def test_number_of_gaussians_is_chosen_by_measured_times(n_max, taken, expected, renderer, monkeypatch):
     monkeypatch.setattr(renderer_module, "LARGE", 20)  # of 60
-    renderer._n_max, renderer._n_settled = n_max, renderer_module.SETTLED - 1
+    renderer._n_max, renderer._n_settled = n_max, renderer_module.SETTLED_IMAGES - 1
     renderer._samples.extend([(POSE.width * POSE.height, taken)] * 3)
     if n_max is not None:
         assert renderer._number(POSE, 1.0) == n_max
