@@ -12,7 +12,7 @@ from tsplat.scene import Gaussians, morton_order
 from tsplat.scene.formats import compressed_ply, sog_writer, spz_writer
 from tsplat.scene.model_rows import as_rows, codes_of
 from tsplat.scene.quantization import levels, valid_bounds
-from tsplat.scene.sh_colors import colors_of_sh
+from tsplat.scene.sh_colors import sh0_to_colors
 
 FLOAT_EPSILON = 2.0**-22
 """Relative error of a few operations in float32."""
@@ -128,7 +128,7 @@ def _check_splat(expected: Gaussians, found: Gaussians) -> None:
     log_scales = expected.log_scales.clamp(-80, 80)
     tolerance = 1e-7 + FLOAT_EPSILON * log_scales.abs()
     _check("splat: log scales", found.log_scales.clamp(-80, 80), log_scales, tolerance)
-    _check("splat: colors", colors_of_sh(found.sh0), colors_of_sh(expected.sh0).clamp(0, 1), 0.5 / 255 + 1e-6)
+    _check("splat: colors", sh0_to_colors(found.sh0), sh0_to_colors(expected.sh0).clamp(0, 1), 0.5 / 255 + 1e-6)
 
 
 def _check_compressed_ply(expected: Gaussians, found: Gaussians) -> None:

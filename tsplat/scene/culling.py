@@ -64,7 +64,7 @@ class CulledModel:
             n_max: Maximum number of Gaussians. If more may be seen, those with the largest opacity times area in pixels
                 are returned.
         """
-        seen = (~self._hidden(camera, near, eps2d))[self._chunks] if culls(camera) else None
+        seen = (~self._outside_view(camera, near, eps2d))[self._chunks] if culls(camera) else None
         n_seen = len(self.gaussians) if seen is None else int(seen.sum())
         if n_max is not None and n_seen > n_max:
             rows = self._largest(camera, seen, near, eps2d, n_max)
@@ -107,7 +107,7 @@ class CulledModel:
         return ids[candidates >= candidates.kthvalue(len(ids) - n + 1).values][:n]
 
     @in_full_precision
-    def _hidden(self, camera: Camera, near: float, eps2d: float) -> Tensor:
+    def _outside_view(self, camera: Camera, near: float, eps2d: float) -> Tensor:
         """Returns a mask [chunks] bool of the chunks that are certainly in front of the near plane or outside the
         image.
 

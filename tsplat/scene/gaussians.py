@@ -13,7 +13,7 @@ from ..arguments import check_devices, check_tensor
 from ..config import QUAT_NORM_MIN, SH_DEGREE_MAX
 from ..errors import ArgumentError, FileError, ShapeError
 from ..support.extras import require
-from .sh_colors import sh_of_colors
+from .sh_colors import colors_to_sh0
 
 PARAMETERS = ("means", "log_scales", "quats", "opacity_logits", "sh0", "shN")
 """Names of the tensors of :class:`Gaussians`."""
@@ -278,7 +278,7 @@ class Gaussians:
             log_scales=(scale * spacing).log()[:, None].repeat(1, 3),
             quats=quats,
             opacity_logits=means.new_full((n,), opacity).logit(),
-            sh0=sh_of_colors(colors.float())[:, None],
+            sh0=colors_to_sh0(colors.float())[:, None],
             shN=means.new_zeros(n, (sh_degree + 1) ** 2 - 1, 3),
         )
 

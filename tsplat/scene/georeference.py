@@ -137,7 +137,7 @@ def written_georeference(
             **({} if georeference.crs is None else {"crs": georeference.crs}),
         }
     aside = file.with_name(f"{file.name}.old")
-    is_another = os.path.isfile(file) and not _holds(file, values)  # False if the name is too long for a file
+    is_another = os.path.isfile(file) and not _contains(file, values)  # False if the name is too long for a file
     if is_another:
         os.replace(file, aside)
     try:
@@ -152,7 +152,7 @@ def written_georeference(
         aside.unlink()  # possibly left by a killed process
 
 
-def _holds(file: Path, values: dict[str, Any] | None) -> bool:
+def _contains(file: Path, values: dict[str, Any] | None) -> bool:
     """Returns whether a JSON file contains these values."""
     try:
         return bool(read_json(file) == values)

@@ -11,7 +11,7 @@ from ..errors import ArgumentError, FileError, UnsupportedError
 from .formats.foreign import Warn
 from .gaussians import FLAT, PARAMETERS, Gaussians
 from .model_rows import ModelProperties, Rows, as_rows
-from .sh_colors import sh_of_colors
+from .sh_colors import colors_to_sh0
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -34,7 +34,7 @@ OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
 
 def sh0_from_colors(colors: NDArray[Any]) -> Floats:
     """Converts RGB colors, of any shape, to spherical harmonics coefficients of degree 0."""
-    return sh_of_colors(colors.astype(np.float64)).astype(np.float32)
+    return colors_to_sh0(colors.astype(np.float64)).astype(np.float32)
 
 
 def gaussians_from_arrays(

@@ -10,11 +10,11 @@ from ..config import SH_NORMS
 Values = TypeVar("Values", Tensor, NDArray[Any])
 
 
-def sh_of_colors(colors: Values) -> Values:
+def colors_to_sh0(colors: Values) -> Values:
     """Converts colors to coefficients of degree 0."""
     return (colors - 0.5) / SH_NORMS[0][0]
 
 
-def colors_of_sh(sh0: Values) -> Values:
+def sh0_to_colors(sh0: Values) -> Values:
     """Converts coefficients of degree 0 to colors."""
     return 0.5 + SH_NORMS[0][0] * sh0

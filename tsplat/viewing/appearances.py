@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..formulas.rotations import rotate
 from ..scene.gaussians import Gaussians
-from ..scene.sh_colors import sh_of_colors
+from ..scene.sh_colors import colors_to_sh0
 
 OPAQUE = 10.0
 """Logit of an opacity of almost 1."""
@@ -36,7 +36,7 @@ def as_normals(gaussians: Gaussians, position: Tensor) -> Gaussians:
     normals = rotate(w, xyz, axes)
     is_behind = (normals * (position.to(normals) - gaussians.means)).sum(-1, keepdim=True) < 0
     colors = 0.5 * torch.where(is_behind, -normals, normals) + 0.5
-    return dataclasses.replace(gaussians, sh0=sh_of_colors(colors)[:, None], shN=gaussians.shN[:, :0])
+    return dataclasses.replace(gaussians, sh0=colors_to_sh0(colors)[:, None], shN=gaussians.shN[:, :0])
 
 
 def _opaque(gaussians: Gaussians) -> Gaussians:

@@ -322,4 +322,4 @@ def test_legacy_frames_keep_the_coordinates_of_the_files(scene):
     capture = read_capture(moved(scene, 1.0, (1000.0, 0.0, 0.0)), frame=LocalFrame(near=0.01))
     assert torch.equal(capture.points, (start_points() + torch.tensor([1000.0, 0, 0]).double()).float())
     assert {view.camera.near for view in (*capture.train, *capture.test)} == {0.01}
-    assert capture.frame.is_of_model
+    assert capture.frame.is_model_frame

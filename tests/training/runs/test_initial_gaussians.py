@@ -67,7 +67,7 @@ def test_runs_start_with_what_the_model_shows(scene, moved, tmp_path, capsys):
     before, *_, after = first["figures"]["history"]["test_psnr"]
     capture = read_capture(scene, test_every=4, frame="local")
     local = capture.frame.gaussians_to_local(moved)
-    assert not capture.frame.is_of_model
+    assert not capture.frame.is_model_frame
     back = capture.frame.gaussians_of_model(local)
     assert torch.allclose(back.means, moved.means, atol=1e-5) and torch.allclose(
         back.log_scales, moved.log_scales, atol=1e-5

@@ -296,14 +296,14 @@ def lidar_distance_loss(
     Raises:
         ArgumentError: Shapes differ, or ``loss_fn`` is unknown or does not return a loss per element.
     """
-    return _of_elements("pred_distance", pred_distance, "gt_distance", gt_distance, valid_mask, loss_fn)
+    return _element_loss("pred_distance", pred_distance, "gt_distance", gt_distance, valid_mask, loss_fn)
 
 
 def lidar_intensity_loss(
     pred_intensity: Tensor, gt_intensity: Tensor, valid_mask: Tensor | None = None, loss_fn: LossOfElements = "l1"
 ) -> Tensor:
     """Computes the mean loss of intensities; see :func:`lidar_distance_loss`. []"""
-    return _of_elements("pred_intensity", pred_intensity, "gt_intensity", gt_intensity, valid_mask, loss_fn)
+    return _element_loss("pred_intensity", pred_intensity, "gt_intensity", gt_intensity, valid_mask, loss_fn)
 
 
 def lidar_raydrop_loss(
@@ -315,7 +315,7 @@ def lidar_raydrop_loss(
     Predictions are logits or probabilities, depending on ``loss_fn``.
     """
     target = gt_raydrop.to(pred_raydrop.dtype)
-    return _of_elements("pred_raydrop", pred_raydrop, "gt_raydrop", target, valid_mask, loss_fn)
+    return _element_loss("pred_raydrop", pred_raydrop, "gt_raydrop", target, valid_mask, loss_fn)
 
 
 def lidar_background_loss(
@@ -326,11 +326,11 @@ def lidar_background_loss(
     The target is 0 where ``background_mask`` is True, as in the sky, and 1 elsewhere.
     """
     target = (~background_mask.bool()).to(pred_opacity.dtype)
-    return _of_elements("pred_opacity", pred_opacity.clamp(0, 1), "background_mask", target, valid_mask, loss_fn)
+    return _element_loss("pred_opacity", pred_opacity.clamp(0, 1), "background_mask", target, valid_mask, loss_fn)
 
 
 @in_full_precision
-def _of_elements(
+def _element_loss(
     name: str, pred: Tensor, other: str, target: Tensor, mask: Tensor | None, loss_fn: LossOfElements
 ) -> Tensor:
     """Implements :func:`lidar_distance_loss`; ``name`` and ``other`` are the names of the tensors for messages. []"""

@@ -9,7 +9,7 @@ from torch import Tensor
 from ... import depth_to_normals as depth_to_normal
 from ... import depth_to_points
 from ...arguments import check_tensor, compute_dtype
-from ...scene.sh_colors import sh_of_colors
+from ...scene.sh_colors import colors_to_sh0
 from .exporter import export_splats
 
 __all__ = [
@@ -75,5 +75,5 @@ def save_ply(splats: Mapping[str, Tensor], dir: str, colors: Tensor | None = Non
     sh0, shN = splats["sh0"], splats["shN"]
     if colors is not None:
         check_tensor("colors", colors, [len(splats["means"]), 3], "[N, 3] as means")
-        sh0, shN = sh_of_colors(colors)[:, None], shN[:, :0]
+        sh0, shN = colors_to_sh0(colors)[:, None], shN[:, :0]
     export_splats(splats["means"], splats["scales"], splats["quats"], splats["opacities"], sh0, shN, save_to=dir)

@@ -47,12 +47,12 @@ class LocalFrame:
     kept: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
     @property
-    def is_of_model(self) -> bool:
+    def is_model_frame(self) -> bool:
         """Returns whether the local frame equals the frame of the model."""
         return self.unit == 1 and not any(self.origin)
 
     @property
-    def moves(self) -> bool:
+    def is_moved(self) -> bool:
         """Returns whether the frame of the model differs from the frame of the files."""
         return not torch.equal(self.world, similarity())
 
@@ -73,7 +73,7 @@ class LocalFrame:
 
     def gaussians_of_model(self, gaussians: Gaussians) -> Gaussians:
         """Moves Gaussians from the local frame to the frame of the model."""
-        if self.is_of_model:
+        if self.is_model_frame:
             return gaussians
         moved = dataclasses.replace(
             gaussians,
@@ -85,7 +85,7 @@ class LocalFrame:
 
     def gaussians_to_local(self, gaussians: Gaussians) -> Gaussians:
         """Moves Gaussians from the frame of the model to the local frame."""
-        if self.is_of_model:
+        if self.is_model_frame:
             return gaussians
         offsets = gaussians.means.double() - fp64(self.origin).to(gaussians.means.device)
         moved = dataclasses.replace(
@@ -97,7 +97,7 @@ class LocalFrame:
 
     def camera_of_model(self, camera: Camera) -> Camera:
         """Moves a camera from the local frame to the frame of the model."""
-        return camera if self.is_of_model else move_camera(camera, similarity(None, self.origin, self.unit))
+        return camera if self.is_model_frame else move_camera(camera, similarity(None, self.origin, self.unit))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the frame as JSON values."""

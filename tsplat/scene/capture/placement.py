@@ -190,7 +190,7 @@ def place(
     if not isinstance(frame, LocalFrame):
         near = near_plane(cameras, scene_points)
         local = dataclasses.replace(local, near=None if near is None else near * local.unit)
-    if frame == "model" and not local.is_of_model:
+    if frame == "model" and not local.is_model_frame:
         moved = [_move(photograph, local.world) for photograph in photographs]
         if given_points is None:
             scene_points = local.points_of_model(scene_points)

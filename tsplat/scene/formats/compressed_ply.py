@@ -31,7 +31,7 @@ from ..quantization import (
     rounded,
     sh0_from_colors,
 )
-from ..sh_colors import colors_of_sh
+from ..sh_colors import sh0_to_colors
 from .foreign import Warn, note_ignored
 from .model_memory import check_model_memory
 from .ply_file import PlyFile, Table, ply_header
@@ -101,7 +101,7 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str]) -> byte
     order, (mean_bounds, means) = encode_means(gaussians.means.numpy())
     tensors = {**gaussians.tensors(), "opacities": gaussians.opacities}
     arrays = {name: tensor.numpy()[order] for name, tensor in tensors.items()}
-    colors = colors_of_sh(arrays["sh0"][:, 0].astype(np.float64))
+    colors = sh0_to_colors(arrays["sh0"][:, 0].astype(np.float64))
     log_scales = np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX)
     scale_bounds, scales = _normalize_chunks(log_scales)
     color_bounds, rgb = _normalize_chunks(colors, _stored_color)
@@ -178,7 +178,7 @@ def _encode_exact(means: Floats) -> tuple[Floats, NDArray[np.uint32]] | None:
 
 def _stored_color(bound: Floats) -> Floats:
     """Returns a bound of colors that is invariant under conversion to spherical harmonics and back."""
-    return colors_of_sh(sh0_from_colors(bound).astype(np.float64)).astype(np.float32)
+    return sh0_to_colors(sh0_from_colors(bound).astype(np.float64)).astype(np.float32)
 
 
 def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> NDArray[np.uint32]:

@@ -97,13 +97,13 @@ def write_files(folder: Path, index: str, files: Iterable[tuple[str, bytes]], ol
             with atomic_write(folder / name) as file:
                 file.write(content)
     except BaseException:
-        if not _may_hold(folder / index, written):
+        if not _may_contain(folder / index, written):
             _remove(folder, new)
         raise
     _remove(folder, set(old).difference(new))
 
 
-def _may_hold(path: Path, content: bytes | None) -> bool:
+def _may_contain(path: Path, content: bytes | None) -> bool:
     """Returns whether a file has the given content, or cannot be read."""
     try:
         return content is not None and path.read_bytes() == content

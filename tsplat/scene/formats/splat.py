@@ -15,7 +15,7 @@ from ...support.files import atomic_write
 from ...support.reading import open_file
 from ..gaussians import Gaussians
 from ..quantization import check_valid, gaussians_from_activated, levels, sh0_from_colors
-from ..sh_colors import colors_of_sh
+from ..sh_colors import sh0_to_colors
 from .binary_records import read_records
 from .foreign import Warn
 from .model_memory import check_model_memory
@@ -71,7 +71,7 @@ def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]
     tensors = {name: tensor.detach().double().cpu() for name, tensor in gaussians.tensors().items()}
     norms = tensors["quats"].norm(dim=1, keepdim=True)
     quats = tensors["quats"] / norms.where((norms - 1).abs() > NORM_TOLERANCE, 1).clamp_min(1e-30)
-    colors = colors_of_sh(tensors["sh0"][:, 0])
+    colors = sh0_to_colors(tensors["sh0"][:, 0])
     rgba = torch.cat([colors, tensors["opacity_logits"].sigmoid()[:, None]], 1)
     records = np.empty(len(gaussians), RECORD)
     with np.errstate(over="ignore"):

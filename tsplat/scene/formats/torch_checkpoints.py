@@ -25,7 +25,7 @@ from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP
 from ...support.reading import check_memory, open_file, read_file
 from ..gaussians import GSPLAT_NAMES, PARAMETERS, Gaussians
-from ..sh_colors import sh_of_colors
+from ..sh_colors import colors_to_sh0
 from .foreign import Warn, note_ignored
 from .image_sets import ZIP_ERRORS
 
@@ -277,7 +277,7 @@ def _select_nerfstudio(path: Path, state: dict[Any, Any]) -> dict[str, Any]:
     tensors = {name: theirs_by_name[theirs] for name, theirs in NERFSTUDIO_NAMES.items()}
     if tensors["shN"].dim() == 3 and tensors["shN"].shape[1] == 0:
         # With SH degree 0, splatfacto's colors are the sigmoid of sh0.
-        tensors["sh0"] = sh_of_colors(tensors["sh0"].sigmoid())
+        tensors["sh0"] = colors_to_sh0(tensors["sh0"].sigmoid())
     if tensors["sh0"].dim() == 2:
         tensors["sh0"] = tensors["sh0"][:, None]
     return tensors

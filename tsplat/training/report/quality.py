@@ -15,7 +15,7 @@ from ...rendering import render, render_views
 from ...scene.cameras import Camera
 from ...scene.extents import with_near_planes
 from ...scene.gaussians import Gaussians
-from ...scene.sh_colors import sh_of_colors
+from ...scene.sh_colors import colors_to_sh0
 
 REGIONS = ("sharp", "flat", "border")
 """Regions of an image: the border; inside of it, the pixels with the largest brightness gradients; and all others."""
@@ -119,7 +119,7 @@ def floater_shares(gaussians: Gaussians, cameras: Sequence[Camera], backend: Bac
         in_front = (meta["depths"][0] < FLOATER_DEPTH_RATIO * surface).float()
         # All Gaussians are black, except those in front, which are white.
         marked = dataclasses.replace(
-            gaussians, sh0=sh_of_colors(in_front)[:, None, None].expand(-1, 1, 3), shN=gaussians.shN[:, :0]
+            gaussians, sh0=colors_to_sh0(in_front)[:, None, None].expand(-1, 1, 3), shN=gaussians.shN[:, :0]
         )
         shares.append(float(render(marked, camera, backend=backend).mean()))
     return shares

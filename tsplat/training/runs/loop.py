@@ -203,7 +203,7 @@ class RunLoop:
         tensors, figures = trainer.state()
         model = self.frame.gaussians_of_model(trainer.gaussians)
         # The conversion to the frame of the model rounds these tensors, so they are also saved in the local frame.
-        rounded = set() if self.frame.is_of_model else {"params/means", "params/scales"}
+        rounded = set() if self.frame.is_model_frame else {"params/means", "params/scales"}
         left_out = scene_tensors(model).keys() - rounded
         checkpoint = Checkpoint(
             step=trainer.step,

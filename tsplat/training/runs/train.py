@@ -358,7 +358,7 @@ def fit_and_report(
         loop.write_session()
         write_json(folder / CONFIG, to_json(run))
         write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test, capture.frame))
-        if capture.frame.moves:
+        if capture.frame.is_moved:
             write_json(folder / WORLD, capture.frame.world.tolist())
     if resumed is None and capture.test:
         loop.history.record_test(0, scores.psnr, trainer.n_gaussians)

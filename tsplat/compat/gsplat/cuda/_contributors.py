@@ -44,7 +44,7 @@ def rasterize_num_contributing_gaussians(
         ArgumentError: A shape, dtype or value is invalid.
     """
     size = image_width, image_height, tile_size
-    return _to_all((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics).count()
+    return _for_all_pixels((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics).count()
 
 
 @torch.no_grad()
@@ -69,7 +69,7 @@ def rasterize_contributing_gaussian_ids(
         ArgumentError: A shape, dtype or value is invalid.
     """
     size = image_width, image_height, tile_size
-    contributing = _to_all((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics)
+    contributing = _for_all_pixels((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics)
     return _list_all(contributing, means2d, num_contributing_gaussians)
 
 
@@ -97,7 +97,7 @@ def rasterize_top_contributing_gaussian_ids(
     """
     check_size("num_depth_samples", num_depth_samples)
     size = image_width, image_height, tile_size
-    contributing = _to_all((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics)
+    contributing = _for_all_pixels((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics)
     return _list_first(contributing, means2d, num_depth_samples, largest=True)
 
 
@@ -126,7 +126,7 @@ def rasterize_num_contributing_gaussians_sparse(
         active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
-    return _to_chosen((means2d, conics, opacities), layout, numerics).count()
+    return _for_sparse_pixels((means2d, conics, opacities), layout, numerics).count()
 
 
 @torch.no_grad()
@@ -155,7 +155,7 @@ def rasterize_contributing_gaussian_ids_sparse(
         active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
-    contributing = _to_chosen((means2d, conics, opacities), layout, numerics)
+    contributing = _for_sparse_pixels((means2d, conics, opacities), layout, numerics)
     return _list_all(contributing, means2d, num_contributing_gaussians)
 
 
@@ -187,18 +187,18 @@ def rasterize_top_contributing_gaussian_ids_sparse(
         active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
-    contributing = _to_chosen((means2d, conics, opacities), layout, numerics)
+    contributing = _for_sparse_pixels((means2d, conics, opacities), layout, numerics)
     return _list_first(contributing, means2d, num_depth_samples, largest=True)
 
 
-def _to_all(
+def _for_all_pixels(
     splats: Projected, tile_offsets: Tensor, flatten_ids: Tensor, size: tuple[int, int, int], numerics: NumericsName
 ) -> Contributions:
     """Returns the contributions to all pixels; `size` is the width, the height and the tile size."""
     return dense_contributions("tile_offsets", splats, tile_offsets, flatten_ids, size, check_numerics(numerics))
 
 
-def _to_chosen(splats: Projected, layout: SparseLayout, numerics: NumericsName) -> Contributions:
+def _for_sparse_pixels(splats: Projected, layout: SparseLayout, numerics: NumericsName) -> Contributions:
     """Returns the contributions to the pixels of a layout, in the caller's order."""
     preset = check_numerics(numerics)
     check_splats(*splats)

@@ -66,7 +66,7 @@ class SparseLayout:
             ("tile_pixel_cumsum", self.tile_pixel_cumsum, [max(n_active, 1)], "[AT]"),
         ):
             check_tensor(name, tensor, shape, meaning, dtypes=INTEGERS)
-        counts = self.chosen.sum(1).cumsum(0)
+        counts = self.chosen_mask.sum(1).cumsum(0)
         if not torch.equal(counts, self.tile_pixel_cumsum[:n_active].to(torch.int64)):
             raise ArgumentError("tile_pixel_cumsum: expected the number of bits of tile_pixel_mask up to each tile")
         n_pixels = int(counts[-1]) if n_active else 0
@@ -80,7 +80,7 @@ class SparseLayout:
             )
 
     @functools.cached_property
-    def chosen(self) -> Tensor:
+    def chosen_mask(self) -> Tensor:
         """Returns a mask of the chosen pixels of each active tile, row by row, [AT, tile_size^2] bool."""
         bits = torch.arange(WORD, device=self.tile_pixel_mask.device)
         chosen = (self.tile_pixel_mask.view(torch.int64)[..., None] >> bits) & 1
@@ -89,10 +89,10 @@ class SparseLayout:
     @functools.cached_property
     def pixels(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns image, row and column of the chosen pixels, ordered by tile, [P] int64 each."""
-        ordinals, place = self.chosen.nonzero(as_tuple=True)
-        tiles = self.active_tiles.to(torch.int64)[ordinals]
-        rows = tiles // self.tile_width % self.tile_height * self.tile_size + place // self.tile_size
-        columns = tiles % self.tile_width * self.tile_size + place % self.tile_size
+        tile_index, pixel_index = self.chosen_mask.nonzero(as_tuple=True)
+        tiles = self.active_tiles.to(torch.int64)[tile_index]
+        rows = tiles // self.tile_width % self.tile_height * self.tile_size + pixel_index // self.tile_size
+        columns = tiles % self.tile_width * self.tile_size + pixel_index % self.tile_size
         return tiles // (self.tile_width * self.tile_height), rows, columns
 
     def n_images(self) -> int:

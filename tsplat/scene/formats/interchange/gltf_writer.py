@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ....support.files import atomic_write
 from ...gaussians import Gaussians
 from ...quantization import Bytes, Floats
-from ...sh_colors import colors_of_sh
+from ...sh_colors import sh0_to_colors
 from .gltf import BINARY_CHUNK, CHUNK, EXTENSION, FLAGS, HEADER, JSON_CHUNK, MAGIC, POINTS, SIGNS
 from .linear import linear_arrays, linear_colors
 
@@ -118,7 +118,7 @@ def buffer_document(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 def _fallback_colors(arrays: dict[str, Floats]) -> Bytes:
     """Returns RGBA [N, 4] for viewers that only draw points: linear colors of degree 0, and opacities."""
-    display = colors_of_sh(arrays["coefficients"][:, 0]).clip(0, 1)
+    display = sh0_to_colors(arrays["coefficients"][:, 0]).clip(0, 1)
     rgba: Bytes = np.rint(np.concatenate([linear_colors(display), arrays["opacities"][:, None]], 1) * 255).astype(
         np.uint8
     )
