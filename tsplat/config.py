@@ -59,7 +59,7 @@ class Capacities(NamedTuple):
         return cls(capacity, capacity, capacity, capacity)
 
     def largest_list(self) -> int:
-        """Returns the largest capacity other than that of rows."""
+        """Returns the largest capacity, except ``rows``."""
         return max(self._replace(rows=0))
 
 
@@ -114,8 +114,8 @@ AXIS_MIN: Final = 1e-30
 """Squared distance below which a point has no longitude (from the vertical axis), or no direction (from a camera)."""
 
 BEHIND_POLE: Final = 1e4
-"""Weight multiplier of a sigma point whose longitude differs by 180 degrees from that of the mean. The multiplier is 1
-up to 90 degrees and grows quadratically beyond, so that gradients are continuous."""
+"""Weight multiplier of a sigma point whose longitude differs by 180 degrees from the mean. The multiplier is 1 up to 90
+degrees and grows quadratically beyond, so that gradients are continuous."""
 
 FTHETA_STEPS: Final = 12
 """Newton steps that invert an f-theta polynomial. A step that would leave the interval of the root bisects it."""
@@ -265,7 +265,7 @@ class UnscentedTransformParameters:
     """Parameters of the unscented transform (Julier and Uhlmann, 1997; as in 3DGUT, arXiv 2412.12507, section 4.1).
 
     Attributes:
-        alpha: Spread of the sigma points: they lie sqrt(alpha^2 (3 + kappa)) standard deviations from the mean.
+        alpha: Spread of the sigma points: they are sqrt(alpha^2 (3 + kappa)) standard deviations from the mean.
         beta: Prior knowledge of the distribution; 2 is optimal for Gaussians.
         kappa: Secondary spread.
         in_image_margin_factor: Margin around the image in which sigma points are valid, as a fraction of its size.

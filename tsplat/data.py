@@ -227,7 +227,7 @@ class ProjectedGaussians(NamedTuple):
         return image_ids // self.n_cameras, image_ids % self.n_cameras, self.dense_ids % max(self.n_gaussians, 1)
 
     def feature_ids(self, *, per_camera: bool) -> "FeatureIds | None":
-        """Returns each row's index of features [B N, D], or [B C N, D] if per camera; None for the identity."""
+        """Returns the index of each row into features [B N, D], or [B C N, D] if per camera; None for the identity."""
         n_cameras, n_gaussians = 1 if per_camera else self.n_cameras, max(self.n_gaussians, 1)
         ids = self.dense_ids
         if n_cameras != 1:
@@ -270,10 +270,10 @@ class Coefficients(NamedTuple):
 
 
 class FeatureIds(NamedTuple):
-    """Assigns features [G, D] to projected Gaussians. Those of one Gaussian on several cameras share its features.
+    """Assigns features [G, D] to projected Gaussians. The rows of a Gaussian on several cameras share its features.
 
     Attributes:
-        ids: [nnz] int64, the index of each row's features.
+        ids: [nnz] int64, the index of the features of each row.
         row_of: [B, C, N] int32, see :class:`ProjectedGaussians`; None if not packed.
         n_cameras: The number of cameras that share features: C, or 1 if each camera has its own.
         n_gaussians: N, at least 1.
@@ -290,7 +290,7 @@ class Features(NamedTuple):
 
     Attributes:
         values: [G, D] of any float dtype; None if only depth is rendered.
-        ids: The index of each row's features; None for the identity.
+        ids: The index of the features of each row; None for the identity.
     """
 
     values: Tensor | None

@@ -24,7 +24,7 @@ class DeviceError(ArgumentError):
 class InvalidValueError(ArgumentError):
     """Gaussians or cameras have values that cannot be rendered (``validate="error"``).
 
-    The message names the tensor, the number of invalid rows, the first of them, and the likely cause.
+    The message names the tensor, the number of invalid rows, the first invalid row, and the likely cause.
     """
 
 

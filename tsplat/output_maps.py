@@ -73,7 +73,7 @@ SURFEL_NORMALS = Output("normals", Rule.SUM, 3, _normals)
 DISTORTIONS = Output("distortions", Rule.DISTORTION, meta="render_distort")
 MEDIANS = Output("medians", Rule.MEDIAN)
 PLANE_DEPTHS = Output("depths", Rule.PLANE, argument="depth_mode")
-"""Depths at which rays meet the planes of surfels, in place of :data:`DEPTHS`; also used by distortion and median."""
+"""Depths at which rays meet the planes of surfels, instead of :data:`DEPTHS`; also used by distortion and median."""
 OF_SURFELS = (SURFEL_NORMALS, DISTORTIONS, MEDIANS)
 """Outputs that :func:`tsplat.rasterization_2dgs` renders in every call, with depths."""
 

@@ -96,7 +96,7 @@ def rasterization(
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:  # fmt: skip
     """Renders 3D Gaussians to images (Kerbl et al., "3D Gaussian Splatting", 2023). Drop-in for gsplat 1.5.3.
 
-    Everything is computed and accumulated in fp32 (fp64 if any input is fp64), whatever the autocast state. Gradients
+    Everything is computed and accumulated in fp32 (fp64 if any input is fp64), regardless of autocast. Gradients
     have the dtype of their input.
 
     Args:
@@ -143,7 +143,7 @@ def rasterization(
             opacities by sqrt(det S / det(S + ``eps2d`` I)), with S the screen covariance.
         channel_chunk: Upper bound of the channels accumulated at once. Bounds memory; does not change the result.
         segmented: Whether to sort the intersections of each image separately. Does not change the image.
-        covars: [..., N, 3, 3] covariances in place of quats and scales; the upper triangle is read.
+        covars: [..., N, 3, 3] covariances instead of quats and scales; the upper triangle is read.
         backend: ``"triton"`` for kernels, on a GPU or compiled for the CPU; ``"torch"`` for vectorized PyTorch on any
             device; ``"reference"`` for a dense, slow implementation; ``"auto"`` for the fastest that runs.
         numerics: The rasterizer whose constants to use: ``"gsplat-1.5"``, ``"gsplat-1.6"`` or ``"inria"``.

@@ -75,7 +75,7 @@ def fully_fused_projection(
     Returns:
         ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
         [..., C, N, 3], and [..., C, N] or None. Culled Gaussians are zero. Packed, ``(batch_ids, camera_ids,
-        gaussian_ids, radii, means2d, depths, conics, compensations)`` with [nnz] in place of [..., C, N]. All but
+        gaussian_ids, radii, means2d, depths, conics, compensations)`` with [nnz] instead of [..., C, N]. All but
         radii (int32) and ids (int64) are differentiable with respect to means, covars, quats, scales and viewmats.
 
     Raises:
@@ -238,7 +238,7 @@ def fully_fused_projection_2dgs(
     Returns:
         ``(radii, means2d, depths, ray_transforms, normals)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
         [..., C, N, 3, 3] and [..., C, N, 3]. Culled Gaussians are zero. Packed, ``(batch_ids, camera_ids,
-        gaussian_ids, radii, means2d, depths, ray_transforms, normals)`` with [nnz] in place of [..., C, N]. A ray
+        gaussian_ids, radii, means2d, depths, ray_transforms, normals)`` with [nnz] instead of [..., C, N]. A ray
         transform maps coordinates (u, v, 1) on the disc, in standard deviations, to z (x, y, 1) of the pixel (x, y).
         ``means2d`` are the centers of the bounding boxes of the projected unit circles, not the projected means.
         Normals are in the camera frame and face the camera. All but radii (int32) and ids (int64) are differentiable
@@ -324,7 +324,7 @@ def quat_scale_to_covar_preci(
         triu: Whether to return upper triangles [..., 6] (00 01 02 11 12 22) instead of [..., 3, 3].
 
     Returns:
-        ``(covars, precis)``, in at least fp32 whatever the autocast state. Differentiable.
+        ``(covars, precis)``, in at least fp32, regardless of autocast. Differentiable.
 
     Raises:
         ArgumentError: A shape or dtype is invalid.

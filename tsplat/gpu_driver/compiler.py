@@ -33,7 +33,7 @@ def prepare(kernel: JITFunction[Any], device: Device, arguments: Mapping[str, An
         arguments: As in ``kernel[grid](**arguments)``: the arguments of the kernel, and compiler options.
 
     Raises:
-        DriverError: Triton cannot compile for this GPU, or the driver cannot load what it compiled.
+        DriverError: Triton cannot compile for this GPU, or the driver cannot load the binary.
     """
     return LoadedKernel(device, compiled_for(kernel, device.target, arguments))
 

@@ -38,7 +38,7 @@ def are_launches_hooked() -> bool:
     enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
     try:
         return bool(enter.calls or leave.calls)
-    except AttributeError:  # None, or a function in place of Triton's list of functions
+    except AttributeError:  # None, or a function instead of Triton's list of functions
         return enter is not None or leave is not None
 
 

@@ -111,7 +111,7 @@ def _update_by_values(
 
 @triton.jit
 def _update_by_rows(begin, end, visible, width, tensors, constants, ZEROS: tl.constexpr, BLOCK: tl.constexpr):
-    """Does what ``_update_by_values`` does, in a loop over Gaussians, for many values per Gaussian."""
+    """Same as ``_update_by_values``, in a loop over Gaussians, for many values per Gaussian."""
     for gaussian in range(begin // width, (end - 1) // width + 1):
         if tl.load(visible + gaussian) != 0:
             after = tl.minimum((gaussian + 1) * width, end)

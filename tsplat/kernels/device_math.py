@@ -267,7 +267,7 @@ def rotation_vjp(q, v):
 
 @triton.jit
 def quaternion_vjp(unit, inverse_norm, v_rotation):
-    """Returns the gradient of a quaternion from that of its rotation matrix and the results of ``normalize4``."""
+    """Returns the gradient of a quaternion from the gradient of its rotation matrix and results of ``normalize4``."""
     return normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
 
 
@@ -401,7 +401,7 @@ def search_starts(starts, n, child, steps):
 
 @triton.jit
 def search_starts_of_block(starts, n, child, steps, ON_CPU: tl.constexpr):
-    """Does what ``search_starts`` does, for a block of mostly consecutive children less than ``starts[n]``.
+    """Same as ``search_starts``, for a block of mostly consecutive children less than ``starts[n]``.
 
     Gathers are slow on a CPU. There, only the parent of the smallest child is searched for in the whole range. The
     other parents are searched for between this one and the parent of the largest child.

@@ -1,4 +1,4 @@
-"""Gradients of the features of Gaussians, such as colors, from those of projected Gaussians."""
+"""Sums the gradients of features, such as colors, of projected Gaussians over cameras, for each Gaussian."""
 
 import triton
 import triton.language as tl
@@ -42,7 +42,7 @@ def _sum_feature_gradients_kernel(
 
 
 def sum_feature_gradients(v_rows: Tensor, ids: FeatureIds, n: int) -> Tensor:
-    """Returns the gradients of features [n, D] from those of rows [nnz, D], whose channels are contiguous."""
+    """Returns the gradients of features [n, D] from the gradients of rows [nnz, D], whose channels are contiguous."""
     v_features = v_rows.new_empty(n, v_rows.shape[1])
     block = block_size(v_rows, BLOCK, CPU_BLOCK)
     n_blocks = programs(ids.n_gaussians, block)

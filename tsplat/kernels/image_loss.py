@@ -172,7 +172,7 @@ def _l1_ssim_means_kernel(
 
 @triton.jit
 def _scale(v, v_loss, weight, n):
-    """Returns the gradient of a sum from that of its mean over n values, and from that of a loss with weight * mean.
+    """Returns the gradient of a sum from the gradients of its mean over n values, and of a loss with weight * mean.
 
     Both gradients may be None.
     """

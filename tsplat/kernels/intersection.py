@@ -107,7 +107,7 @@ def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
 
 @triton.jit
 def _wrapped_range(low, high, mean, period, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
-    """Does what ``_tile_range`` does, for columns that wrap: after the last tile, the range continues with the first.
+    """Same as ``_tile_range``, for columns that wrap: after the last tile, the range continues with the first.
 
     The interval is cut to half a period on either side of the mean. Its copy shifted by -period adds tiles at the left
     end of the image, and its copy shifted by +period adds tiles at the right end.

@@ -39,7 +39,7 @@ def _from_columns(columns):
 
 @triton.jit
 def load_side_by_side(pointer, N: tl.constexpr, mask):
-    """Does what ``load_tuple`` does with a stride of 1."""
+    """Same as ``load_tuple`` with a stride of 1."""
     values = ()
     for first in tl.static_range(0, N, ROW):
         column = (first + tl.arange(0, ROW))[None, :]
@@ -50,7 +50,7 @@ def load_side_by_side(pointer, N: tl.constexpr, mask):
 
 @triton.jit
 def store_side_by_side(pointer, values, mask):
-    """Does what ``store_tuple`` does with a stride of 1."""
+    """Same as ``store_tuple`` with a stride of 1."""
     for first in tl.static_range(0, len(values), ROW):
         columns = ()
         for k in tl.static_range(first, first + ROW):

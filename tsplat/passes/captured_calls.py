@@ -112,7 +112,7 @@ class GraphRunner:
             return results
 
     def _lend(self, lent: LentArena) -> None:
-        """Lends the memory of the saved arena to a call. If the previous call may still need it, it gets a copy."""
+        """Lends the memory of the saved arena to a call. If the previous call may still read it, it gets a copy."""
         previous = self._borrower()
         if previous is not None:
             previous.memory = previous.memory.clone()

@@ -109,7 +109,7 @@ class Graphed:
         return Graphed, (self._function,)
 
     def clear(self) -> None:
-        """Releases all graphs. Their memory is freed once no backward pass needs it."""
+        """Releases all graphs. Their memory is freed when no pending backward pass uses it."""
         with self._lock:
             self._cache.clear()
 

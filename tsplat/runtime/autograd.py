@@ -48,7 +48,7 @@ def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gra
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Does what ``function.apply`` does, without the slow support of torch.func, which checks have refused."""
+    """Same as ``function.apply``, without the slow support of torch.func. Checks have excluded torch.func before."""
     return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 

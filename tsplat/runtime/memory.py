@@ -88,7 +88,7 @@ class MemoryBudget:
     """The memory budget of the intersections of a band.
 
     Attributes:
-        limit: The budget in bytes. None becomes a fraction of free memory when a call first needs more than
+        limit: The budget in bytes. None becomes a fraction of free memory when a call first requires more than
             ``UNCHECKED_BYTES``.
         peak_bytes: The maximum number of bytes that was admitted.
     """

@@ -404,7 +404,7 @@ def _not_none(tensors: Tensors) -> list[Tensor]:
 
 
 def _needed(tensors: Tensors, needs: list[bool]) -> list[Tensor]:
-    """Returns the tensors that need a gradient."""
+    """Returns the tensors that require a gradient."""
     return [t for t, need in zip(tensors, needs, strict=True) if need and t is not None]
 
 

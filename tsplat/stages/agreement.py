@@ -85,7 +85,7 @@ class Ranks(RankGroup):
 
     Attributes:
         n_gaussians, n_cameras: The number of Gaussians and cameras of each rank.
-        any_requires_grad, any_cameras_require_grad: Whether any rank needs gradients, or gradients of cameras.
+        any_requires_grad, any_cameras_require_grad: Whether any rank requires gradients, or gradients of cameras.
         any_capacity: Whether any rank has a capacity.
     """
 

@@ -1,4 +1,4 @@
-"""A rendering call: checks the arguments, and holds them and what follows from them for the stages."""
+"""A rendering call: checks the arguments, and holds the checked arguments and derived settings for the stages."""
 
 from __future__ import annotations
 

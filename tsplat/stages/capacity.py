@@ -125,7 +125,7 @@ def check_capacity(
 
 
 def check_replayed(needed: Tensor, capacities: Capacities) -> None:
-    """Does what :func:`check_capacity` does, for a replayed call with ``needed`` [6] int64."""
+    """Same as :func:`check_capacity`, for a replayed call with ``needed`` [6] int64."""
     if (check := _copied_check(needed, capacities, None)) is not None:
         _submit(check)
 

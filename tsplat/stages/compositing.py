@@ -252,7 +252,7 @@ def composite_outputs(
     settings: CompositingSettings,
     rays: Rays | None = None,
 ) -> dict[str, Tensor]:
-    """Does what :func:`composite` does, for any number of channels.
+    """Same as :func:`composite`, for any number of channels.
 
     If there are too many channels for a walk, the outputs that require a walk are composited separately.
 

@@ -252,7 +252,7 @@ def combine_chunks(
 
 
 def combine_rays(ranges: Ranges, chunk_v_rays: Tensor | None, v_rays: Tensor, band: BandTask) -> None:
-    """Sums the gradients of rays of chunks [n_chunks, 6, pixels] to those of cut lists, in v_rays [I, 6, H, W]."""
+    """Sums the gradients of rays over the chunks of cut lists, [n_chunks, 6, pixels] -> v_rays [I, 6, H, W]."""
     if chunk_v_rays is not None:
         _combine_rays_kernel.launch(
             programs(ranges.n_chunks, 1),

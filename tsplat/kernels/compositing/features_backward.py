@@ -234,7 +234,7 @@ def features_bwd(
     v_images: ImageGradients,
     band: BandTask,
 ) -> None:
-    """Does what ``walk_bwd`` does, for at least ``FEATURES_MIN`` channels and one layer. Records have no channels."""
+    """Same as ``walk_bwd``, for at least ``FEATURES_MIN`` channels and one layer. Records have no channels."""
     options = group_options(records, band.shape)
     # Without a Gaussian, incoming gradients may be NaN, for example those of 1 / depth.
     v_colors = torch.where(final.transmittances[..., None] < 1, v_images.colors, 0.0)

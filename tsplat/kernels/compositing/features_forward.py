@@ -141,7 +141,7 @@ def features_fwd(
     buffers: RenderBuffers,
     band: BandTask,
 ) -> None:
-    """Does what ``walk_fwd`` does, for at least ``FEATURES_MIN`` channels. Records have no channels."""
+    """Same as ``walk_fwd``, for at least ``FEATURES_MIN`` channels. Records have no channels."""
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1
     channel_groups = -(-splats.n_features // (blocks * FEATURES_MIN))
     _features_fwd_kernel.launch(

@@ -90,7 +90,7 @@ def first_record(records, ids, begin, VALUES: tl.constexpr, WALK: tl.constexpr):
     """Loads the record of the first entry of a walk, and the row of the second.
 
     Returns:
-        Both, and the pointer to the row of the third entry, or () if ``next_record`` does not need it.
+        Both, and the pointer to the row of the third entry, or () if ``next_record`` does not use it.
     """
     record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.FAST)
     row = tl.load(ids + begin + 1)

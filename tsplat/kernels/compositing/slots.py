@@ -436,7 +436,7 @@ class PartSlots(NamedTuple):
 
 
 def assign_slots(lists: PartLists, band: BandTask, records: Tensor, columns: int, n_carry: int | None) -> PartSlots:
-    """Assigns a slot to each entry that needs one, and allocates slots. Requires ``gaussian_major`` of intersections.
+    """Assigns slots to entries that a pixel passed, and allocates them. Requires ``gaussian_major`` of intersections.
 
     If ``lists.walk_ends`` is unknown, all entries get slots. On a CPU, one program composites all parts of a tile,
     which share one slot per intersection.

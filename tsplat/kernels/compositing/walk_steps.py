@@ -281,7 +281,7 @@ def part_pixels(
     index, block: tl.constexpr, part_grid, rays, PART: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
     BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
-    """Returns what ``part_coordinates`` does, with pixel centers or rays as positions."""
+    """Same as ``part_coordinates``, with pixel centers or rays as positions."""
     pixels = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT, BY_COLUMN)
     if rays.per_pixel is None:
         x, y = pixels.position

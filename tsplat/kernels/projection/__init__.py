@@ -272,13 +272,13 @@ def projection_bwd(
     settings: ProjectionSettings,
     needs: Cameras,
 ) -> tuple[Gaussians3D, Cameras]:
-    """Computes the gradients of Gaussians and cameras. Fields that are not given, or need no gradient, are None.
+    """Computes the gradients of Gaussians and cameras. Fields that are None, or require no gradient, are None.
 
     Args:
         gaussians, cameras, settings: As in :func:`projection_fwd`.
         row_of, radii: As returned by :func:`projection_fwd`.
         v_projected: Gradients of the results of :func:`projection_fwd`.
-        needs: Whether each tensor of the cameras needs a gradient.
+        needs: Whether each tensor of the cameras requires a gradient.
     """
     means = gaussians.means
     n_batches, n_cameras, _, _ = cameras.viewmats.shape

@@ -1,4 +1,4 @@
-"""Device functions that turn a screen covariance into conic, radii, compensation and opacity, with gradients.
+"""Device functions that compute conic, radii, compensation and opacity from a screen covariance, with gradients.
 
 Tuples are laid out as in ``device_math.py``.
 """

@@ -101,7 +101,7 @@ def _row_times_rotation(row, w, AXIS: tl.constexpr, CONSTANTS: tl.constexpr):
 
 @triton.jit
 def _row_times_vjp(w, v):
-    """Returns the gradient of a row of J, three entries, from that of the row of J W."""
+    """Returns the gradient of a row of J, three entries, from the gradient of the row of J W."""
     return dot(v, w[:3]), dot(v, w[3:6]), dot(v, w[6:])
 
 

@@ -94,7 +94,7 @@ def pixel_difference(p, d, pixel, camera, screen, LENS: tl.constexpr, MARGIN: tl
 
 @triton.jit
 def lens_pixel_vjp(p, camera, v_u, v_v, LENS: tl.constexpr):
-    """Returns the gradient of a point from that of its pixel."""
+    """Returns the gradient of a point from the gradient of its pixel."""
     k = camera.lens
     front, q = _in_front(p, k, LENS)
     _, _, _, saved, refraction = _project(q, k, LENS)
@@ -109,7 +109,7 @@ def lens_pixel_vjp(p, camera, v_u, v_v, LENS: tl.constexpr):
 
 @triton.jit
 def coefficients_vjp(p, camera, v_u, v_v, LENS: tl.constexpr):
-    """Returns the gradient of the lens coefficients from that of the pixel of a point; 0 for unused values."""
+    """Returns the gradient of the lens coefficients from the gradient of a pixel; 0 for unused values."""
     front, q = _in_front(p, camera.lens, LENS)
     _, _, _, saved, _ = _project(q, camera.lens, LENS)
     v_x = tl.where(front, camera.intrinsics.fx * v_u, 0.0)

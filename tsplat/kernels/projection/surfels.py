@@ -82,7 +82,7 @@ def _box(disc, intrinsics):
 
 @triton.jit
 def _box_vjp(disc, intrinsics, box, v):
-    """Returns the gradients of p, a0 and a1 from that of the offset of the box."""
+    """Returns the gradients of p, a0 and a1 from the gradient of the offset of the box."""
     p, a0, a1 = disc.p, disc.a0, disc.a1
     m, slopes, inverse, offset = box.m, box.slopes, box.inverse, box.offset
     fx, fy = intrinsics.fx, intrinsics.fy

@@ -356,7 +356,7 @@ def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CON
 
 @triton.jit
 def _finish(gaussians, i, mask, gaussian, sums):
-    """Returns the gradients of quaternion and scales from those of the axes s_k R[:, k]."""
+    """Returns the gradients of quaternion and scales from the gradients of the axes s_k R[:, k]."""
     r, scale = gaussian.rotation, gaussian.scale
     v_rotation = ()
     for row in tl.static_range(3):

@@ -48,7 +48,7 @@ class EllipsoidBound(NamedTuple):
         shadow: The form of its projection along d; the level is the square of its size in units of the largest scale.
         x, y: The mean on the axes e and f.
         near, far: The range of depths along d.
-        room: Tolerance for rounding, by which rectangles are enlarged.
+        tolerance: Tolerance for rounding, by which rectangles are enlarged.
         is_visible: Whether alpha exceeds ALPHA_MIN anywhere.
     """
 
@@ -57,7 +57,7 @@ class EllipsoidBound(NamedTuple):
     y: Any
     near: Any
     far: Any
-    room: Any
+    tolerance: Any
     is_visible: Any
 
 
@@ -115,7 +115,7 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
     size = tl.sqrt(tl.maximum(level, 0.0) / constant(HALF_LOG2_E, level) + 1e-3) / root
     # A tolerance for the rounding of this test and of compositing, as a distance.
     distance = tl.abs(to_mean[0]) + tl.abs(to_mean[1]) + tl.abs(to_mean[2]) + frame[9]
-    room = 2e-6 * (distance + size)
+    tolerance = 2e-6 * (distance + size)
 
     inverse = (root / squares[0], root / squares[1], root / squares[2])
     along_d = _along_axes(record, inverse, d)
@@ -129,9 +129,9 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
     c = dot(along_e, along_e) * inverse_det
     shadow = EllipseForm(a=a, b=b, c=c, level=size * size, slope_x=-0.5 * b / a, slope_y=-0.5 * b / c)
     x, y, depth = dot(to_mean, e), dot(to_mean, f), dot(to_mean, d)
-    half = size * tl.sqrt(dot(along_d, along_d)) + room
+    half = size * tl.sqrt(dot(along_d, along_d)) + tolerance
     return EllipsoidBound(
-        shadow=shadow, x=x, y=y, near=depth - half, far=depth + half, room=room, is_visible=level >= 0.0
+        shadow=shadow, x=x, y=y, near=depth - half, far=depth + half, tolerance=tolerance, is_visible=level >= 0.0
     )  # fmt: skip
 
 
@@ -148,14 +148,14 @@ def _range_of_products(low, high, least, most):
 @triton.jit
 def _reaches(bound, box):
     """Returns whether the shadow reaches the rectangle of the part's rays at its depths, or is not finite."""
-    shadow, near, far, room = bound.shadow, bound.near, bound.far, bound.room
+    shadow, near, far, tolerance = bound.shadow, bound.near, bound.far, bound.tolerance
     a, b, c = shadow.a, shadow.b, shadow.c
     least_x, most_x = _range_of_products(near, far, box[2], box[3])
     least_y, most_y = _range_of_products(near, far, box[6], box[7])
-    low_x = box[0] + least_x - bound.x - room
-    high_x = box[1] + most_x - bound.x + room
-    low_y = box[4] + least_y - bound.y - room
-    high_y = box[5] + most_y - bound.y + room
+    low_x = box[0] + least_x - bound.x - tolerance
+    high_x = box[1] + most_x - bound.x + tolerance
+    low_y = box[4] + least_y - bound.y - tolerance
+    high_y = box[5] + most_y - bound.y + tolerance
     far_x = tl.maximum(tl.abs(low_x), tl.abs(high_x))
     far_y = tl.maximum(tl.abs(low_y), tl.abs(high_y))
     # The rounding error is proportional to the terms that cancel.
@@ -198,7 +198,7 @@ def _log2_alpha(record, local):
 
 @triton.jit
 def _log2_alpha_in_front(record, local):
-    """Returns what ``_log2_alpha`` does, or -1e4 if the closest point is behind the origin of the ray."""
+    """Same as ``_log2_alpha``, but -1e4 if the closest point is behind the origin of the ray."""
     return tl.where(local[3] >= 0.0, _log2_alpha(record, local), -1e4)
 
 
@@ -221,7 +221,7 @@ def _add_gradients(sums, g, local):
 
 @triton.jit
 def _add_hit_gradients(sums, g, local):
-    """Does what ``_add_gradients`` does, and adds the gradient of the hit: q u, and q (u c^T + c u^T)."""
+    """Same as ``_add_gradients``, and also adds the gradient of the hit: q u, and q (u c^T + c u^T)."""
     c = _orthogonal(local)
     x = tl.fma(local[8], local[4], g * c[0])
     y = tl.fma(local[8], local[5], g * c[1])

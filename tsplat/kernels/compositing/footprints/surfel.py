@@ -271,7 +271,7 @@ SURFEL = Footprint(
 
 @triton.jit
 def _plane_locate(record, pixel):
-    """Returns what ``_locate`` does, then s, z / M_22, and whether the ray meets the disc; s is 0 if it does not."""
+    """Returns the results of ``_locate``, s (0 if the ray misses the disc), z / M_22, and whether the ray meets it."""
     s0, s1, _ = _meet_plane(record, pixel)
     ratio = tl.fma(record[7], s0, tl.fma(record[8], s1, tl.zeros_like(s0) + 1.0))
     # False for NaN.
@@ -298,7 +298,7 @@ def _plane_features_vjp(record, local, pixel, weight, v_features, FIRST: tl.cons
 
 @triton.jit
 def _add_plane_gradients(sums, g, local):
-    """Does what ``_add_gradients`` does, subtracts q s from the sums of g |s|^2 s, and adds q to a sum of q."""
+    """Same as ``_add_gradients``; also subtracts q s from the sums of g |s|^2 s, and adds q to the sum of q."""
     q = local[9]
     added = _add_gradients(sums[:10], g, local)
     total = q if len(sums) == 0 else sums[10] + q

@@ -48,7 +48,7 @@ def _row(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
 
 @triton.jit
 def _row_vjp(p, z, focal, j_p, j_z, inside, v_p, v_z):
-    """Returns the gradients of p and z from those of a row of the Jacobian."""
+    """Returns the gradients of p and z from the gradient of a row of the Jacobian."""
     v_slope = -v_z * focal / z
     grad_z = -(v_p * j_p + v_z * j_z) / z - tl.where(inside, v_slope * p / (z * z), 0.0)
     return tl.where(inside, v_slope / z, 0.0), grad_z
