@@ -11,14 +11,14 @@ def damaged_texts(content: bytes, count: int, inserted: tuple[bytes, ...]) -> It
         generator = random.Random(seed)
         damaged = bytearray(content)
         for _ in range(generator.choice((1, 3, 30))):
-            place = generator.randrange(max(len(damaged) - 1, 1))
+            position = generator.randrange(max(len(damaged) - 1, 1))
             match generator.randrange(4):
                 case 0:
-                    damaged[place : place + 1] = bytes([generator.randrange(256)])
+                    damaged[position : position + 1] = bytes([generator.randrange(256)])
                 case 1:
-                    del damaged[place : place + generator.choice((1, 50, 5000))]
+                    del damaged[position : position + generator.choice((1, 50, 5000))]
                 case 2:
-                    damaged[place:place] = generator.choice(inserted)
+                    damaged[position:position] = generator.choice(inserted)
                 case 3:
-                    damaged[place:place] = damaged[place : place + 300]
+                    damaged[position:position] = damaged[position : position + 300]
         yield bytes(damaged)

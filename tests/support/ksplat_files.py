@@ -27,10 +27,10 @@ def _section(gaussians, rows, level, degree):
     means = gaussians.means[rows].double().numpy()
     n_full = len(rows) // BUCKET if level else 0
     starts = [*range(0, n_full * BUCKET, BUCKET), *range(n_full * BUCKET, len(rows), PARTIAL)] if level else []
-    places = [means[a:b].mean(0).astype("<f4") for a, b in itertools.pairwise([*starts, len(rows)])]
+    bucket_centers = [means[a:b].mean(0).astype("<f4") for a, b in itertools.pairwise([*starts, len(rows)])]
     sizes = np.diff([*starts, len(rows)]) if level else []
-    centers = np.repeat(np.reshape(places, (-1, 3)), sizes, axis=0) if level else means
-    lengths, buckets = np.array(sizes[n_full:], "<u4").tobytes(), np.array(places, "<f4").tobytes()
+    centers = np.repeat(np.reshape(bucket_centers, (-1, 3)), sizes, axis=0) if level else means
+    lengths, buckets = np.array(sizes[n_full:], "<u4").tobytes(), np.array(bucket_centers, "<f4").tobytes()
     offsets = np.clip(np.round((means - centers) * RANGE / (BLOCK / 2)) + RANGE, 0, 2 * RANGE + 1).astype("<u2")
     half = "<f4" if level == 0 else "<f2"
     quats = torch.nn.functional.normalize(gaussians.quats[rows], dim=-1).numpy()
@@ -45,5 +45,6 @@ def _section(gaussians, rows, level, degree):
     columns += [quats.astype(half), np.round(255 * rgba).astype("u1"), packed]
     records = b"".join(b"".join(column[i].tobytes() for column in columns) for i in range(len(rows)))
     data = lengths + buckets + records
-    numbers = (len(rows), len(rows), BUCKET, len(places), BLOCK, 12, RANGE, len(data), n_full, len(places) - n_full)
+    n_buckets = len(bucket_centers)
+    numbers = (len(rows), len(rows), BUCKET, n_buckets, BLOCK, 12, RANGE, len(data), n_full, n_buckets - n_full)
     return struct.pack("<IIIIfH2xIIIIH", *numbers, degree).ljust(1024, b"\0"), data

@@ -44,7 +44,7 @@ FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.3, 3.0, 8.0, 25.0)
 output."""
 
 SYSTEM_CALLS = "openat,write,pwrite64,mkdir,rename,unlink,unlinkat,rmdir,link,fsync,fdatasync,ftruncate,chmod"
-LEFT = re.compile(r"\.(step_|gone_|tsplat-|out\.).*|\.(.*\.)?[0-9a-f]{8}|prepared-\d+")
+TEMPORARY = re.compile(r"\.(step_|gone_|tsplat-|out\.).*|\.(.*\.)?[0-9a-f]{8}|prepared-\d+")
 """Names of temporary files, which a command must remove unless it is killed."""
 
 PROGRAM = """
@@ -200,7 +200,7 @@ class Cases:
     """Runs commands in a folder and counts the results. `run` and `other` can run two commands at the same time."""
 
     def __init__(self, folder: Path, run: Run, other: Run) -> None:
-        self.folder, self.inputs, self.place = folder, folder / "inputs", folder / "place"
+        self.folder, self.inputs, self.disk = folder, folder / "inputs", folder / "disk"
         self.run, self.other = run, other
         self.counts = collections.Counter[str]()
 
@@ -220,18 +220,18 @@ class Cases:
         last = (output.strip().splitlines() or [""])[-1]
         print(f"{name}: {ending} ({status}): {last.replace(str(self.folder), '')[-300:]}", flush=True)
         if problem:
-            print(f"    {problem}\n{output[-3000:]}\n    {sorted(map(str, self.place.rglob('*')))}", flush=True)
+            print(f"    {problem}\n{output[-3000:]}\n    {sorted(map(str, self.disk.rglob('*')))}", flush=True)
 
     def problem(self, command: Command, out: Path, status: int, output: str, alone: bool) -> str | None:
         if status not in (0, 1, 2) or "Traceback" in output or not output:
-            return "no error in words"
+            return "no error message"
         if status == 0:
             return None if command.is_complete(out) else "the result is not complete"
         if command.before and not command.is_kept(out) and not command.is_complete(out):
             return "what was there before is lost"
         if not alone:
             return None
-        if left := [path.name for path in self.place.rglob("*") if LEFT.fullmatch(path.name)]:
+        if left := [path.name for path in self.disk.rglob("*") if TEMPORARY.fullmatch(path.name)]:
             return f"{left} are left"
         if command is COMMANDS["prepare"]:
             return None if not out.exists() or not os.listdir(out) else "files are left"
@@ -245,24 +245,24 @@ class Cases:
         return None if is_complete else f"repeated: {status} {output[-2000:]}"
 
     def full(self, name: str, command: Command) -> None:
-        out = self.place / f"out{command.end}"
-        with mounted(self.place):
+        out = self.disk / f"out{command.end}"
+        with mounted(self.disk):
             command.write_before(self.inputs, out)
-            before = used(self.place)
+            before = used(self.disk)
             status, output = self.start(command, out)
             if status:
                 raise RuntimeError(output)
-            written = used(self.place) - (0 if command.end else before)
+            written = used(self.disk) - (0 if command.end else before)
         for fraction in FRACTIONS:
             size = before + int(written * fraction)
-            with mounted(self.place, size):
+            with mounted(self.disk, size):
                 command.write_before(self.inputs, out)
                 ended = self.start(command, out)
-                self.check(f"full, {name}, room for {fraction:.0%} of {written >> 10} KiB", command, out, ended)
+                self.check(f"full, {name}, space for {fraction:.0%} of {written >> 10} KiB", command, out, ended)
 
     def outputs(self, name: str, command: Command) -> None:
-        out, target = self.place / f"out{command.end}", self.place / "folder" / f"target{command.end}"
-        with mounted(self.place):
+        out, target = self.disk / f"out{command.end}", self.disk / "folder" / f"target{command.end}"
+        with mounted(self.disk):
             target.parent.mkdir()
             if not command.end:
                 target.mkdir()
@@ -271,19 +271,19 @@ class Cases:
             self.check(f"link, {name}", command, out, self.start(command, out))
             if not out.is_symlink():
                 raise AssertionError("the link was replaced")
-        with mounted(self.place), mounted(self.place / "out") as folder:
+        with mounted(self.disk), mounted(self.disk / "out") as folder:
             out = folder / "a.ply" if command.end else folder
             command.write_before(self.inputs, out)
             self.check(f"mount point, {name}", command, out, self.start(command, out))
             if command.end:
                 self.check(f"mount point itself, {name}", command, out, self.start(command, folder))
-        with mounted(self.place):
-            (folder := self.place / "out").mkdir()
+        with mounted(self.disk):
+            (folder := self.disk / "out").mkdir()
             out = folder / "a.ply" if command.end else folder
             command.write_before(self.inputs, out)
             self.check(f"current folder, {name}", command, out, self.start(command, ".", cwd=folder))
-        out = self.place / f"out{command.end}"
-        with mounted(self.place):
+        out = self.disk / f"out{command.end}"
+        with mounted(self.disk):
             out.mkdir()
             if not command.end:
                 command.write_before(self.inputs, out)
@@ -295,38 +295,38 @@ class Cases:
             self.check(f"other content, {name}", COMMANDS["train"] if ended[0] else command, out, ended, alone=False)
             if {file.read_text() for file in files} != {"mine"}:
                 raise AssertionError("other content was replaced")
-        with mounted(self.place):
+        with mounted(self.disk):
             command.write_before(self.inputs, out)
-            subprocess.run(["mount", "-o", "remount,ro", self.place], check=True)
+            subprocess.run(["mount", "-o", "remount,ro", self.disk], check=True)
             self.check(f"read-only, {name}", command, out, self.start(command, out))
-        with mounted(self.place), concurrent.futures.ThreadPoolExecutor(2) as threads:
+        with mounted(self.disk), concurrent.futures.ThreadPoolExecutor(2) as threads:
             command.write_before(self.inputs, out)
             words = command.words.format(inputs=self.inputs, out=out)
             for ended in list(threads.map(lambda run: run(words), (self.run, self.other))):
                 self.check(f"two at once, {name}", command, out, ended, alone=False)
 
     def calls(self, name: str, command: Command, count: int, draws: random.Random) -> None:
-        out, log = self.place / f"out{command.end}", self.folder / "calls.txt"
+        out, log = self.disk / f"out{command.end}", self.folder / "calls.txt"
         strace = f"strace -f -qq -y -o {log} -e trace={SYSTEM_CALLS}"
-        self.place.mkdir()
+        self.disk.mkdir()
         command.write_before(self.inputs, out)
         status, output = self.start(command, out, strace=strace)
         if status:
             raise RuntimeError(output)
-        shutil.rmtree(self.place)
+        shutil.rmtree(self.disk)
         numbers, found = collections.Counter[tuple[str, str]](), []
         for line in log.read_text(errors="replace").splitlines():
             if match := re.match(r"(\d+) +(\w+)\(", line):
                 numbers[match.groups()] += 1  # type: ignore[index]
-                if f"{self.place}/" in line and "O_RDONLY" not in line:
+                if f"{self.disk}/" in line and "O_RDONLY" not in line:
                     found.append((match[2], numbers[match.groups()]))  # type: ignore[index]
         for call, k in sorted(draws.sample(found, min(count, len(found)))):
             error = draws.choice(("ENOSPC", "EIO"))
-            self.place.mkdir()
+            self.disk.mkdir()
             command.write_before(self.inputs, out)
             ended = self.start(command, out, strace=f"{strace} -e inject={call}:error={error}:when={k}")
             self.check(f"calls, {name}, {error} of {call} {k}, 1 of {len(found)}", command, out, ended)
-            shutil.rmtree(self.place)
+            shutil.rmtree(self.disk)
 
 
 def main() -> None:

@@ -123,18 +123,18 @@ def cases(target: Target, compiler: str, rounds: int, third: int) -> list[Choice
     taken = collections.Counter[tuple[int, str]]()
     changed = [entry for i in range(2) for entry in changed[i::2]]
     found = []
-    for place in range(n):
+    for position in range(n):
         choices: Choices = {}
         for i, name in enumerate(names):
-            if own := [entry for entry in changed[place::n] if entry[0] == i]:
+            if own := [entry for entry in changed[position::n] if entry[0] == i]:
                 choices[name] = choice(*own[0])
                 continue
             least = min(taken[i, layout] for layout in layouts)
             free = [layout for layout in layouts if taken[i, layout] == least]
-            layout = free[7 * (i + place) % len(free)]
+            layout = free[7 * (i + position) % len(free)]
             choices[name] = choice(i, layout, taken[i, layout])
             taken[i, layout] += 1
-        choices["v"] = layouts[place % len(layouts)], "leaf"
+        choices["v"] = layouts[position % len(layouts)], "leaf"
         found.append(choices)
     found += [{"v": (layout, "leaf")} for layout in CHANGING]
     found += [{"shared": ("contiguous", origin)} for origin in ("leaf", "view")]

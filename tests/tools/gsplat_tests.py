@@ -313,10 +313,10 @@ def render_weight_from_alpha(
         packed_info = pack_info(ray_indices, n_rays)
     starts, counts = packed_info.long().unbind(-1)
     rays = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    places = torch.arange(len(alphas)) - starts[rays]
+    columns = torch.arange(len(alphas)) - starts[rays]
     dense = alphas.new_ones(len(counts), int(counts.max()) + 1 if len(alphas) else 1)
-    dense = dense.index_put((rays, places + 1), 1 - alphas)
-    left = dense.cumprod(-1)[rays, places]
+    dense = dense.index_put((rays, columns + 1), 1 - alphas)
+    left = dense.cumprod(-1)[rays, columns]
     return left * alphas, left
 
 

@@ -130,25 +130,25 @@ def random_georeference(rng: Rng) -> Georeference:
     return Georeference(similarity(rotation, (-unit * rotation @ origin).tolist(), unit))
 
 
-def check(path: Path, format: str, gaussians: Gaussians, place: Georeference, frame: ModelFrame) -> str:
+def check(path: Path, format: str, gaussians: Gaussians, georeference: Georeference, frame: ModelFrame) -> str:
     """Writes and reads a model. Returns "within the tolerances", or "rejected" if SPZ cannot represent the
     positions."""
     gaussians = set_sh_degree(gaussians, min(gaussians.sh_degree, DEGREES_MAX[format]))
-    shifted = place.shift(gaussians) if frame == "files" else gaussians
+    shifted = georeference.shift(gaussians) if frame == "files" else gaussians
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about rounded positions and origins
         try:
-            write_model(path, gaussians, format=format, georeference=place, frame=frame)
+            write_model(path, gaussians, format=format, georeference=georeference, frame=frame)
         except ArgumentError:
             if format.startswith("spz") and float(shifted.means.abs().max()) >= POSITION_MAX:
                 return "rejected"
             raise
-        found, found_place = read_model(path), read_georeference(path)
-    expected_place = place.shifted() if frame == "files" else place
-    if found_place is None or not torch.equal(found_place.world, expected_place.world):
-        raise RoundTripError(f"{format}: wrote the georeference {expected_place}, read {found_place}")
+        found, found_georeference = read_model(path), read_georeference(path)
+    expected = georeference.shifted() if frame == "files" else georeference
+    if found_georeference is None or not torch.equal(found_georeference.world, expected.world):
+        raise RoundTripError(f"{format}: wrote the georeference {expected}, read {found_georeference}")
     is_absolute = frame == "files" and format in ABSOLUTE
-    check_round_trip(format, shifted, found, expected_place.origin if is_absolute else ())
+    check_round_trip(format, shifted, found, expected.origin if is_absolute else ())
     return "within the tolerances"
 
 
@@ -162,11 +162,11 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, forked_usd():
         for seed in range(options.seed, options.seed + options.count):
             rng = np.random.default_rng(seed)
-            gaussians, place = random_model(rng, 4), random_georeference(rng)
+            gaussians, georeference = random_model(rng, 4), random_georeference(rng)
             for format, frame in itertools.product(options.formats, FRAMES):
                 path, what = Path(folder) / (f"a.{format}" if format == "splat" else format), f"{format}, {frame}"
                 try:
-                    outcomes[f"{what}: {check(path, format, gaussians, place, frame)}"] += 1
+                    outcomes[f"{what}: {check(path, format, gaussians, georeference, frame)}"] += 1
                 except Exception:
                     outcomes[f"{what}: failed"] += 1
                     print(f"seed {seed}, {len(gaussians)} Gaussians, {what}:\n{traceback.format_exc()}", flush=True)
