@@ -211,7 +211,7 @@ LAYERS = (
     ("viewing",),
     ("rendering",),
     ("scene", "strategies", "ops"),
-    ("pipeline", "reference"),
+    ("rasterization", "reference"),
     ("passes", "functional"),
     ("stages",),
     ("runtime",),
@@ -224,7 +224,7 @@ LAYERS = (
 PURPOSES = {
     "cli": "commands", "compat": "gsplat's and Inria's names", "training": "trainer, checkpoints",
     "viewing": "images, videos, viewer", "scene": "Gaussians, cameras, files", "strategies": "densification",
-    "ops": "losses, Adam, depth", "rendering": "models with cameras", "pipeline": "a call",
+    "ops": "losses, Adam, depth", "rendering": "models with cameras", "rasterization": "a call",
     "reference": "dense oracle", "passes": "calls replayed", "functional": "single stages",
     "stages": "checks, the pipeline", "runtime": "autograd, memory", "kernels": "Triton", "kernels_torch": "PyTorch",
     "triton_cpu": "Triton on CPUs", "gpu_driver": "Triton on GPUs", "data": "tensors, settings",

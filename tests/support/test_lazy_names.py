@@ -1,7 +1,9 @@
 """Packages whose names are imported at first use."""
 
 import importlib
+import importlib.util
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,8 +70,15 @@ def test_other_names_are_no_attributes(name, package):
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_all_names_exist_and_none_hides_a_module(package):
-    """A name that is also that of a module would be the module after an import of it."""
+def test_all_names_exist_and_modules_do_not_hide_them(package):
     for name in package.__all__:
-        assert getattr(package, name) is not None
-        assert importlib.util.find_spec(f"{package.__name__}.{name}") is None, name
+        value = getattr(package, name)
+        if importlib.util.find_spec(f"{package.__name__}.{name}") is not None:
+            assert importlib.import_module(f"{package.__name__}.{name}") is not value
+        assert getattr(package, name) is value
+
+
+def test_modules_do_not_hide_names_that_were_not_used_before(package):
+    (Path(package.__file__).parent / "three.py").write_text("three = 3")
+    package.__all__.append("three")
+    assert importlib.import_module("lazy_package.three").three == package.three == 3
