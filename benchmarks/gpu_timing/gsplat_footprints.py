@@ -26,7 +26,6 @@ CONSTANTS = (
     "const scalar_t *__restrict__ radial_coeffs", "const scalar_t *__restrict__ tangential_coeffs",
     "const scalar_t *__restrict__ thin_prism_coeffs",
 )  # fmt: skip
-BYTES_OF_STRUCTS = {"UnscentedTransformParameters": 20, "FThetaCameraDistortionParameters": 68}
 
 
 @dataclasses.dataclass(frozen=True)
