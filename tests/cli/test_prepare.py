@@ -30,7 +30,7 @@ def test_prepare_prints_progress_and_result(photos, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert re.search(r"^features  5/5  \d+ s$", printed, re.MULTILINE)
     assert re.search(r"^cameras   5/5  \d+ s$", printed, re.MULTILINE)
-    assert re.search(r"registered 5 of 5 photographs; \d+ points, mean reprojection error 0\.\d\d px", printed)
+    assert re.search(r"registered 5 of 5 photographs; [\d,]+ points, mean reprojection error 0\.\d\d px", printed)
     assert len(printed.splitlines()) <= 3 * 4 + 4
     assert printed.splitlines()[-1] == f"next: tsplat train {out} --out {out}_run"
     assert cli.main(["prepare", str(photos), "--out", str(out)]) == 2
