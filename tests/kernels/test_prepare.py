@@ -172,7 +172,7 @@ def test_a_triton_without_what_gpus_need_is_said(monkeypatch):
     monkeypatch.delattr("tsplat.gpu_driver")
     monkeypatch.setitem(sys.modules, "tsplat.gpu_driver", None)
     with pytest.raises(
-        BackendError, match=r"Triton \S+ on a GPU \(.*gpu_driver.*\); install a Triton from 3\.5 to 3\.9, or use"
+        BackendError, match=r"Triton \S+ on a GPU \(.*gpu_driver.*\); install Triton 3\.5 to 3\.9, or use"
     ):
         prepare(_sum_kernel, 0, {})
     version, problem = gpu_driver()

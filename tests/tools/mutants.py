@@ -369,7 +369,7 @@ MUTANTS = [
         ("tl.maximum(tl.maximum(a, b), tl.maximum(c, d))", "tl.maximum(a, b)", "beams in front widen wrongly"),
         ("tl.abs(to_mean[2]) + frame[9]", "tl.abs(to_mean[2])", "origins far apart are not known to round"),
         ("tolerance = 2e-6 * (distance + size)", "tolerance = 0.0 * size", "no tolerance for rounding in small scales"),
-        ("half = size * tl.sqrt(dot(along_d, along_d)) + room", "half = room", "ellipsoids have no depth"),
+        ("half = size * tl.sqrt(dot(along_d, along_d)) + tolerance", "half = tolerance", "ellipsoids have no depth"),
         ("b = -2.0 * dot(", "b = 2.0 * dot(", "shadows mirrored"),
         ("/ constant(HALF_LOG2_E, level)", "* constant(HALF_LOG2_E, level)", "radius of an ellipsoid too small"),
         ("| ((terms <= 1e35) == 0)", "", "what is not finite is not listed"),
