@@ -124,7 +124,7 @@ def test_long_compilation_is_said_once(long, prepared, monkeypatch, caplog):
     assert total(a) == 3
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == long
-    assert all(re.match("tsplat: compiling kernels for a new kind of call; .* find them in /", line) for line in lines)
+    assert all(re.match("tsplat: compiling kernels for new settings, .* find them in /", line) for line in lines)
 
 
 def test_a_cache_that_cannot_be_written_is_no_place_of_later_runs(prepared, monkeypatch, caplog, tmp_path):
@@ -133,7 +133,7 @@ def test_a_cache_that_cannot_be_written_is_no_place_of_later_runs(prepared, monk
     Notice()._watch(threading.Event(), 0.0)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "find them" not in line
-    assert re.search(r"so do later runs, as they cannot be saved: .*file.*; set TRITON_CACHE_DIR", line)
+    assert re.search(r"later runs compile again, as they cannot be saved: .*file.*; set TRITON_CACHE_DIR", line)
 
 
 def test_launches_that_were_prepared_cost_no_timer(prepared, monkeypatch):

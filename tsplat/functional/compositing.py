@@ -359,7 +359,7 @@ def ray_inputs(
     batch, n_gaussians, n_cameras = check_scene(means, quats, scales, None, (6,), None, Cameras(viewmats, Ks))
     if lists.images != (*batch, n_cameras):
         raise ShapeError(
-            f"isect_offsets: expected the dimensions of images {[*batch, n_cameras]} in front, as viewmats, found "
+            f"isect_offsets: expected the leading dimensions {[*batch, n_cameras]} of viewmats, found "
             f"{list(isect_offsets.shape)}"
         )
     lens = LensArguments(*(arguments[name] for name in LensArguments._fields))

@@ -85,7 +85,7 @@ def isect_tiles(
     check_tensor("means2d", means2d, [*depths.shape, 2], "[..., N, 2] as depths")
     check_tensor("radii", radii, means2d.shape, "[..., N, 2] as means2d", dtypes=INTEGERS)
     if (conics is None) != (opacities is None):
-        raise ArgumentError("conics: pass conics and opacities together, or neither")
+        raise ArgumentError("conics: pass both conics and opacities, or neither")
     if conics is not None and opacities is not None:
         check_tensor("conics", conics, [*depths.shape, 3], "[..., N, 3] as depths")
         check_tensor("opacities", opacities, list(depths.shape), "[..., N] as depths")

@@ -94,9 +94,11 @@ class Notice:
             problem = triton_cpu.cache_problem()
             later = f"later runs find them in {triton.knobs.cache.dir}"
             if problem is not None:
-                later = f"so do later runs, as they cannot be saved: {problem}; set TRITON_CACHE_DIR to another folder"
+                later = (
+                    f"later runs compile again, as they cannot be saved: {problem}; set TRITON_CACHE_DIR to a folder"
+                )
             logging.getLogger("tsplat").warning(
-                "tsplat: compiling kernels for a new kind of call; this takes up to a minute, and %s", later
+                "tsplat: compiling kernels for new settings, which takes up to a minute; %s", later
             )
 
 

@@ -235,9 +235,9 @@ def _trace_backward(
             gradients = trace.record(lambda: torch.autograd.grad(outputs, sources, v_outputs, allow_unused=True))
         v_targets = dict(zip(targets, gradients, strict=True)) | zeros
         if any(v_targets[name] is None for name in rows):
-            raise UnsupportedError("a backward pass gives no gradient to what images depend on")
+            raise UnsupportedError("a backward pass computes no gradient for rows that images depend on")
     if not trace.external.keys() <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
-        raise UnsupportedError("a tensor is neither an argument nor made by the call")
+        raise UnsupportedError("a tensor is neither an argument nor created by the call")
     v_means2d = v_targets.pop("means2d", None)
     v_rows = {name: v for name in rows if (v := v_targets.pop(name, None)) is not None}
     if (absgrad := getattr(means2d, "absgrad", None)) is not None:
@@ -385,7 +385,7 @@ class TracedCall:
             output = add_output(bases, v_means2d)
             self.v_means2d = output, "means2d" not in backward.zeros
             if output.shape != self.means2d.shape:
-                raise UnsupportedError("the gradient of means2d is a part of another tensor")
+                raise UnsupportedError("the gradient of means2d is a view of another tensor")
         if any(g is not None and bases.has(storage_of(g)) for g in backward.gradients.values()):
             raise UnsupportedError("a gradient is a view of another tensor of the call")
         zeros = [v for name, v in backward.v_rows.items() if name in backward.zeros]
@@ -400,7 +400,7 @@ class TracedCall:
             name: bases.view(backward.v_rows[row]) for name, row in ROW_FIELDS.items() if row in backward.v_rows
         }
         if any(view.base != v_carrier for view in self.v_row.values()):
-            raise UnsupportedError("a gradient of rows does not go to the inputs")
+            raise UnsupportedError("the gradient of a row is not passed to the second backward pass")
         self.zero = torch.zeros(1, dtype=dtype, device=forward.values["means2d"].device)
         passes = []
         for steps, lifetimes, is_second in ((first, of_first, False), (second, of_second, True)):

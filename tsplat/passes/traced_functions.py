@@ -21,11 +21,11 @@ class TracedFunction:
 
     Args:
         function: A function without arguments that returns tensors or None, and does not read values of tensors.
-        inputs: The tensors that it reads, which other calls replace. Other tensors that it does not make are constants,
-            such as the window of SSIM. It may modify both.
+        inputs: The tensors that it reads and that other calls replace. All other tensors that it does not create are
+            constants, such as the window of SSIM. It may modify both.
 
     Raises:
-        UnsupportedError: The function reads values, or returns a view of a tensor that it does not make.
+        UnsupportedError: The function reads values, or returns a view of a tensor that it does not create.
     """
 
     def __init__(self, function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]) -> None:
@@ -43,7 +43,7 @@ class TracedFunction:
         for tensor in self._constants:
             bases.add(TracedTensor.of(tensor))
         if any(result is not None and bases.has(storage_of(result)) for result in results):
-            raise UnsupportedError("a result is a view of a tensor that the function does not make")
+            raise UnsupportedError("a result is a view of a tensor that the function does not create")
         self._outputs = []
         for result in results:
             if result is not None and not bases.has(storage_of(result)):

@@ -108,7 +108,7 @@ class Ranks(RankGroup):
         if means.device.type not in self._device_types:
             raise DeviceError(
                 f"means: is on {means.device}, but the process group sends from {' and '.join(self._device_types)} "
-                "only; move the tensors, or make the group with a backend for that device"
+                "only; move the tensors, or create the group with a backend for that device"
             )
 
     def exchange_descriptions(

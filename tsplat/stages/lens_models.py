@@ -251,7 +251,7 @@ def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: 
     inverts, coefficients = reference == "PIXELDIST_TO_ANGLE", polynomials[reference]
     if coefficients[0] != 0 or coefficients[1] <= 0:
         raise ArgumentError(
-            f"ftheta_coeffs.{reference.lower()}_poly: expected 0 and a positive number in front, as the image of the "
+            f"ftheta_coeffs.{reference.lower()}_poly: expected 0 and a positive number first, as the image of the "
             f"optical axis is the principal point, found {describe(coefficients[:2])}"
         )
     c, d, e = _numbers(ftheta, "linear_cde", 3)
