@@ -527,10 +527,10 @@ def test_freed_memory_is_refused():
     ("argument", "message"),
     [
         ({"capacity": "auto"}, "capacity: expected a number or None in a graphed call, found 'auto'"),
-        ({"distributed": True}, "distributed: must be False"),
-        ({"sparse_grad": True}, "sparse_grad: must be False"),
-        ({"validate": "error"}, "validate: must be 'cull' or 'off'"),
-        ({"backend": "torch"}, "backend: must be 'auto' or 'triton'"),
+        ({"distributed": True}, "distributed: expected False in a graphed call, found True"),
+        ({"sparse_grad": True}, "sparse_grad: expected False in a graphed call, found True"),
+        ({"validate": "error"}, "validate: expected 'cull' or 'off' in a graphed call, found 'error'"),
+        ({"backend": "torch"}, "backend: expected 'auto' or 'triton' in a graphed call, found 'torch'"),
         (
             {"ftheta_coeffs": [1.0]},
             "ftheta_coeffs: expected a number, a string, a tensor or None in a graphed call, found a list",
