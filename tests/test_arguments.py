@@ -192,7 +192,7 @@ def test_invalid_arguments_of_stages_raise():
         tsplat.isect_tiles(f(1, 5, 2), torch.zeros(1, 5, dtype=torch.int32), f(1, 5), 16, 2, 2)
     with pytest.raises(ArgumentError, match="image_ids: required with n_images"):
         tsplat.isect_tiles(f(5, 2), torch.zeros(5, 2, dtype=torch.int32), f(5), 16, 2, 2, packed=True)
-    with pytest.raises(ArgumentError, match="conics: pass conics and opacities together"):
+    with pytest.raises(ArgumentError, match="conics: pass both conics and opacities"):
         tsplat.isect_tiles(f(1, 5, 2), torch.zeros(1, 5, 2, dtype=torch.int32), f(1, 5), 16, 2, 2, opacities=f(1, 5))
     with pytest.raises(ShapeError, match=r"isect_offsets: expected \[..., 2, 3\] tiles of 8"):
         tsplat.rasterize_to_pixels(

@@ -183,7 +183,7 @@ GOOD = lens_of("ANGLE_TO_PIXELDIST", REAL)
         (dict(angle_to_pixeldist_poly=(0.0, 1e300, 0, 0, 0, 0)), "expected numbers of at most 1e+12"),
         (dict(angle_to_pixeldist_poly=(0.1, *REAL[1:])), "expected 0 and a positive number first"),
         (dict(angle_to_pixeldist_poly=(0.0, -1.0, 0, 0, 0, 0)), "expected 0 and a positive number first"),
-        (dict(linear_cde=(1.0, 0.5, 2.0)), "ftheta_coeffs.linear_cde: expected c - d e other than 0"),
+        (dict(linear_cde=(1.0, 0.5, 2.0)), "ftheta_coeffs.linear_cde: expected c - d e != 0"),
         (dict(linear_cde=(1.0, 0.0)), "ftheta_coeffs.linear_cde: expected 3 numbers"),
         (dict(linear_cde=torch.tensor(1.0)), "ftheta_coeffs.linear_cde: expected 3 numbers"),
         (dict(max_angle=0.0), "ftheta_coeffs.max_angle: expected a number above 0, found 0.0"),
