@@ -143,7 +143,7 @@ def test_gradients_of_regularizers():
 
 
 def test_visibility_is_checked():
-    with pytest.raises(ShapeError, match=r"visibility: expected \[N\] as scales, here \[6\], found \[5\]"):
+    with pytest.raises(ShapeError, match=r"visibility: expected \[6\], one value per row of scales, found \[5\]"):
         gsplat.gaussian_scale_reg(random(6, 3), random(5))
 
 

@@ -230,7 +230,7 @@ def test_layouts_are_checked():
         (dict(pixel_map=layout["pixel_map"][:-1]), "pixel_map: expected"),
         (dict(tile_pixel_cumsum=layout["tile_pixel_cumsum"] + 1), "tile_pixel_cumsum: expected"),
         (dict(active_tiles=layout["active_tiles"].flip(0)), "active_tiles: expected ascending tiles"),
-        (dict(image_width=18), "tile_pixel_mask: expected pixels of images of 18×19"),
+        (dict(image_width=18), "tile_pixel_mask: expected pixels inside images of 18×19"),
     ):
         with pytest.raises(ArgumentError, match=match):
             gsplat.rasterize_to_pixels_sparse(*splats.values(), image_ids, **{**layout, **change})

@@ -128,7 +128,7 @@ def test_other_programs_get_two_values(monkeypatch):
 
 
 def test_arguments_of_other_forks_are_refused():
-    with pytest.raises(UnsupportedError, match="render_geo: an argument of the fork PGSR; tsplat stands in"):
+    with pytest.raises(UnsupportedError, match="render_geo: an argument of the fork PGSR; tsplat replaces"):
         rasterizer(render_geo=True)
     with pytest.raises(UnsupportedError, match="other: an argument not of Inria's rasterizer but of a fork"):
         rasterizer()(**MODEL, other=1)

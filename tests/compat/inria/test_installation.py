@@ -244,4 +244,4 @@ def test_command_chooses_what_is_returned(tmp_path, forks):
     for option in (["--returns"], ["--returns", "depht"]):
         result = forks.run(RUN, *option, tmp_path / "show.py")
         assert result.returncode == 2
-        assert "error: --returns: expected names with commas" in result.stderr
+        assert "error: --returns: expected comma-separated names" in result.stderr

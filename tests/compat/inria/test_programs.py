@@ -187,20 +187,20 @@ def unpack_four():
 @pytest.mark.parametrize(("unpack", "n", "choice"), [(unpack_three, 3, NAMED_DEPTH), (unpack_four, 4, NAMED_ALPHA)])
 def test_unpacking_what_is_not_returned_names_the_switch(unpack, n, choice, monkeypatch):
     monkeypatch.setattr(GaussianRasterizer, "default_generation", 2023)
-    with pytest.raises(ArgumentError, match=f"unpacks {n} values, and the rasterizer returns 2, color, radii") as error:
+    with pytest.raises(ArgumentError, match=f"unpacks {n} values, but the rasterizer returns 2, color, radii") as error:
         unpack()
     assert f"--returns NAMES SCRIPT: {choice} for " in str(error.value) or f"; {choice} for " in str(error.value)
     assert RETURNS_VARIABLE in str(error.value)
     monkeypatch.setenv(RETURNS_VARIABLE, choice)
     assert len(unpack()) == n
     monkeypatch.setenv(RETURNS_VARIABLE, "color,depht")
-    with pytest.raises(ArgumentError, match=f"{RETURNS_VARIABLE}: expected names with commas.*found 'depht'"):
+    with pytest.raises(ArgumentError, match=f"{RETURNS_VARIABLE}: expected comma-separated names.*found 'depht'"):
         unpack()
 
 
 def test_values_beyond_the_last_name_the_switch():
     values = GaussianRasterizer(SETTINGS, returns=["color", "radii"])(**MODEL)
-    with pytest.raises(IndexError, match="reads value 3, and the rasterizer returns 2"):
+    with pytest.raises(IndexError, match="reads value 3, but the rasterizer returns 2"):
         values[2]
     image, *others = values
     assert image is values[0]

@@ -221,7 +221,7 @@ def test_distortion_of_surfels_is_a_sum_over_all_two_gaussians():
 
 
 def test_choices_are_checked():
-    with pytest.raises(ArgumentError, match="returns: expected names with commas, as color,radii,depth, of color"):
+    with pytest.raises(ArgumentError, match="returns: expected comma-separated names, such as color,radii,depth, of"):
         GaussianRasterizer(settings_of(), returns=["rgbd"])
     with pytest.raises(ArgumentError, match=r"semantic_feature: expected \[N, ...\] as means3D, here \[25"):
         GaussianRasterizer(settings_of())(**arguments_of(semantic_feature=torch.rand(24, 1, 3)))

@@ -117,12 +117,12 @@ def test_panoramas_are_read_as_they_are(tmp_path, values, K):
 @pytest.mark.parametrize(
     ("values", "error", "words"),
     [
-        (dict(fl_x=20.0), FileError, "frame 0: panorama: expected at most 360 degrees .* found 576; .* 32 and 32 of"),
+        (dict(fl_x=20.0), FileError, "frame 0: panorama: expected at most 360 degrees .* found 576; .* 32 and 32, "),
         (dict(fl_x=32.0, fl_y=16.0), FileError, "latitudes from -90 to 90 degrees, found -180 to 180"),
         (dict(cy=10.0), FileError, "found -56.25 to 123.75"),
         (dict(fl_x="wide"), FileError, "fl_x: .*'wide'"),
         (dict(fl_x=0), FileError, "focal lengths"),
-        (dict(k1=0.1), UnsupportedError, "frame 0: k1: expected 0 of an EQUIRECTANGULAR camera"),
+        (dict(k1=0.1), UnsupportedError, "frame 0: k1: expected 0, as an EQUIRECTANGULAR camera"),
         (dict(w=0, h=0), FileError, "w and h"),
         (dict(rolling_shutter=[0, 0.01, 0, 0]), UnsupportedError, "rolling_shutter"),
     ],

@@ -248,7 +248,7 @@ def _weighted(name: str, values: Tensor, visibility: Tensor | None) -> Tensor:
         return values.abs()
     n = len(values)
     if tuple(visibility.shape) not in ((n,), (n, 1)):
-        raise ShapeError(f"visibility: expected [N] as {name}, here [{n}], found {list(visibility.shape)}")
+        raise ShapeError(f"visibility: expected [{n}], one value per row of {name}, found {list(visibility.shape)}")
     return values.abs() * visibility.reshape(-1, *[1] * (values.dim() - 1))
 
 

@@ -131,7 +131,7 @@ class GaussianScene(Scene):
             if not value.dim() or len(value) != n:
                 raise ShapeError(f"{name}: expected {n} rows as means, found {list(value.shape)}")
         if n and not 0 <= int(self.component_index.min()) <= int(self.component_index.max()) < n_components:
-            raise ArgumentError(f"component_index: expected those of {n_components} components")
+            raise ArgumentError(f"component_index: expected indices from 0 to {n_components - 1}")
 
     def num_gaussians(self) -> int:
         """Returns the number of Gaussians N."""

@@ -83,8 +83,8 @@ def refuse_name(name: str, module: str) -> None:
         raise ForkImportError(f"{name}: a name of the fork {NAMES[name]}; {_advice(name)}")
     if name == COMPILED:
         raise ForkImportError(
-            f"{module}._C: the compiled module, which tsplat does not have, and whose functions programs as those of "
-            f"the forks GS-IR and hierarchical 3DGS call; {_advice(name)}"
+            f"{module}._C: the compiled module, which tsplat does not have; programs of, for example, the forks GS-IR "
+            f"and hierarchical 3DGS call its functions; {_advice(name)}"
         )
 
 
@@ -94,8 +94,5 @@ def refuse_module(module: str) -> NoReturn:
 
 
 def _advice(name: str) -> str:
-    instead = INSTEAD.get(name, "run that program with its own rasterizer")
-    return (
-        "tsplat stands in for Inria's rasterizer here, and for the forks in docs/from_inria.md, not for this; "
-        f"{instead}"
-    )
+    instead = INSTEAD.get(name, "run the program with the fork's rasterizer")
+    return f"tsplat replaces Inria's rasterizer and the forks in docs/from_inria.md, but not this feature; {instead}"

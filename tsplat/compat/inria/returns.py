@@ -24,13 +24,13 @@ OUTPUTS = {
     "invdepth": "[1, H, W], sum of weight / z",
     "alpha": "[1, H, W]",
     "features": "[F, H, W], of an argument of a fork",
-    "plane_depth": "[1, H, W], of PGSR's all_map",
+    "plane_depth": "[1, H, W], computed from PGSR's all_map",
     "allmap": "[7, H, W], of diff_surfel_rasterization",
-    "is_used": "[N] bool, which reach a pixel",
+    "is_used": "[N] bool, True for Gaussians that contribute to a pixel",
     "weights": "[N], sums of weights over pixels",
-    "count": "[N] int32, numbers of pixels",
+    "count": "[N] int32, numbers of pixels to which the Gaussian contributes",
     "score": "[N], sums of opacity * transmittance over pixels",
-    "max_count": "[N], numbers of pixels of which the weight is the largest",
+    "max_count": "[N], numbers of pixels in which the Gaussian has the largest weight",
     "n_touched": "[N] int32, numbers of pixels with transmittance above 0.5 behind",
     "observed": "[N] int32, numbers of pixels with transmittance above 0.5 in front",
 }
@@ -85,7 +85,8 @@ def parse_returns(text: str, source: str = "returns") -> Names:
     for name in names:
         if name not in OUTPUTS:
             raise ArgumentError(
-                f"{source}: expected names with commas, as color,radii,depth, of {', '.join(OUTPUTS)}; found {name!r}"
+                f"{source}: expected comma-separated names, such as color,radii,depth, of {', '.join(OUTPUTS)}; found "
+                f"{name!r}"
             )
     return names
 
@@ -129,10 +130,10 @@ class Returned(tuple[Tensor, ...]):
         fitting = {fork: names for fork, names in OF_FORKS.items() if n in (None, len(names))} or OF_FORKS
         choices = "; ".join(f"{','.join(names)} for {fork}" for fork, names in fitting.items())
         return ReturnsError(
-            f"{what}, and the rasterizer returns {len(self)}, {', '.join(getattr(self, 'names', ()))}: it seems to be "
-            f"written for a fork of Inria's rasterizer. Name what that returns by the environment variable "
-            f"{RETURNS_VARIABLE}, or by python -m tsplat.compat.inria --returns NAMES SCRIPT: {choices}. See the table "
-            "of forks in docs/from_inria.md"
+            f"{what}, but the rasterizer returns {len(self)}, {', '.join(getattr(self, 'names', ()))}. The program is "
+            "probably written for a fork of Inria's rasterizer. Name the values that the fork returns in the "
+            f"environment variable {RETURNS_VARIABLE}, or with python -m tsplat.compat.inria --returns NAMES SCRIPT: "
+            f"{choices}. See the table of forks in docs/from_inria.md"
         )
 
 

@@ -175,9 +175,9 @@ class GaussianRasterizationSettings(_Settings):
         pixels = 0.5 * max(self.image_width * float(bounds[0]), self.image_height * float(bounds[1]))
         if pixels > NOTICEABLE and (hidden.any() or self.projmatrix.dtype in LOW_PRECISION):
             _warn_once(
-                f"projmatrix: found values of low precision, as of products under autocast; the principal point is "
-                f"known to {pixels:.2g} pixels, and is the image center where its offset is smaller. Rendering is in "
-                "fp32. To pass other principal points exactly, compute projmatrix with autocast off"
+                f"projmatrix: found values of low precision, such as products under autocast; they determine the "
+                f"principal point to {pixels:.2g} pixels, and smaller offsets from the image center are ignored. "
+                "Rendering is in fp32. To pass other principal points exactly, compute projmatrix with autocast off"
             )
         return [0.0 if is_hidden else offset for offset, is_hidden in zip(offsets, hidden.tolist())]
 

@@ -83,7 +83,7 @@ def find_photographs(
             continue
         longer, shorter = max(info.width, info.height), min(info.width, info.height)
         if shorter * min(1.0, max_size / longer) < SIDE_MIN:
-            narrow[path] = f"{info.width}×{info.height} pixels, of which a max_size of {max_size} leaves a line"
+            narrow[path] = f"{info.width}×{info.height} pixels, too narrow after downscaling to max_size={max_size}"
         else:
             files[path.relative_to(photos).as_posix()] = Source(path, info)
     notes = []

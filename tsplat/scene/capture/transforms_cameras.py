@@ -99,7 +99,7 @@ def _panorama(values: Mapping[str, Any], width: int, height: int, where: str) ->
     """
     distorted = [key for key in DISTORTION_KEYS if finite_number(values, key, where, 0.0)]
     if distorted:
-        raise UnsupportedError(f"{where}: {distorted[0]}: expected 0 of an EQUIRECTANGULAR camera, which has no lens")
+        raise UnsupportedError(f"{where}: {distorted[0]}: expected 0, as an EQUIRECTANGULAR camera has no lens")
     lens = panorama(width, height)
     if "fl_x" in values or "fl_y" in values:
         focal_lengths = [finite_number(values, key, where) for key in ("fl_x", "fl_y") if key in values]
@@ -109,7 +109,7 @@ def _panorama(values: Mapping[str, Any], width: int, height: int, where: str) ->
     cx, cy = finite_number(values, "cx", where, width / 2), finite_number(values, "cy", where, height / 2)
     return dataclasses.replace(lens, cx=cx, cy=cy).checked(
         where,
-        f"fl_x and fl_y are pixels per 180 degrees, {width / 2:g} and {height} of a full panorama, which needs none",
+        f"fl_x and fl_y are pixels per 180 degrees; a full panorama has {width / 2:g} and {height}, and may omit them",
     )
 
 

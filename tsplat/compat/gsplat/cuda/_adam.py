@@ -49,7 +49,7 @@ def check_adam(
         if tensor.dtype != param.dtype:
             raise DtypeError(f"{name}: expected {param.dtype} as param, found {tensor.dtype}")
     if plain("param", param) is not param or 0 in param.stride():
-        raise ArgumentError(f"param: expected a tensor with memory of its own, found strides {param.stride()}")
+        raise ArgumentError(f"param: expected a tensor with memory for each element, found strides {param.stride()}")
     for name, tensor in moments.items():
         if not tensor.is_contiguous() or plain(name, tensor) is not tensor:
             raise ArgumentError(f"{name}: expected a contiguous tensor, found a view with strides {tensor.stride()}")

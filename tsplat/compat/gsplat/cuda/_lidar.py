@@ -164,7 +164,7 @@ def compute_tiling(
     most = int(finest.unique(return_counts=True)[1].max())  # type: ignore[no-untyped-call]
     if most > max_pts_per_tile:
         raise ArgumentError(
-            f"max_pts_per_tile: expected at least {most}, as so many elements of a tile have one azimuth, found "
+            f"max_pts_per_tile: expected at least {most}, the number of elements in a tile with one azimuth, found "
             f"{max_pts_per_tile}; pass more, or a larger n_bins_elevation"
         )
     n_azimuth = math.ceil(len(rows) / n_bins_elevation / max_pts_per_tile)

@@ -52,7 +52,7 @@ def element_inputs(arguments: dict[str, Any]) -> tuple[ElementTiles, RayInputs]:
     layout, given = _as_cameras(arguments)
     for name, size in (("image_width", layout.n_columns), ("image_height", layout.n_rows)):
         if check_size(name, given[name]) != size:
-            raise ArgumentError(f"{name}: expected {size}, as of the elements of lidar_coeffs, found {given[name]}")
+            raise ArgumentError(f"{name}: expected {size} as in lidar_coeffs, found {given[name]}")
     tiling = getattr(arguments["lidar_coeffs"], "tiling", None)
     tiles = ElementTiles.of(layout, tiling, check_tile_size(given["tile_size"]))
     given |= dict(image_width=tiles.width, image_height=tiles.height)
@@ -123,14 +123,14 @@ class ElementTiles(NamedTuple):
         in_order = bool((counts >= 0).all() & (starts == ends - counts).all() & (ends[-1] == len(own)))
         if not in_order or not bool((own.bincount(minlength=len(own)) == 1).all()):
             raise ArgumentError(
-                "lidar_coeffs.tiling: expected every element of the range image in one tile, tile by tile; pass that "
-                "of compute_lidar_tiling"
+                "lidar_coeffs.tiling: expected every element of the range image in one tile, tile by tile; pass the "
+                "tiling that compute_lidar_tiling returns"
             )
         most = int(counts.max())
         if most > tile_size**2:
             raise ArgumentError(
-                f"tile_size: expected one whose square is at least {most}, as so many elements are in a tile of "
-                f"lidar_coeffs, found {tile_size}; pass a larger one, or a tiling with a smaller max_pts_per_tile"
+                f"tile_size: expected a square of at least {most}, the number of elements in a tile of lidar_coeffs, "
+                f"found {tile_size}; pass a larger one, or a tiling with a smaller max_pts_per_tile"
             )
         tiles = torch.arange(len(counts), device=own.device).repeat_interleave(counts)
         within = torch.arange(len(own), device=own.device) - starts.repeat_interleave(counts)

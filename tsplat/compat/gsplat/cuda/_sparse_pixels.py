@@ -56,7 +56,7 @@ class SparseLayout:
         check_tensor("active_tiles", self.active_tiles, [None], "[AT]", dtypes=INTEGERS)
         steps = torch.nn.functional.pad(self.active_tiles.to(torch.int64), (1, 0), value=-1).diff()
         if bool((steps <= 0).any()):
-            raise ArgumentError("active_tiles: expected ascending tiles, found others; pass those of the layout")
+            raise ArgumentError("active_tiles: expected ascending tiles; pass those of build_sparse_tile_layout")
         n_active, mask = len(self.active_tiles), self.tile_pixel_mask
         if isinstance(mask, Tensor) and mask.dtype == torch.uint64:
             mask = plain("tile_pixel_mask", mask).view(torch.int64)  # more operations support int64
@@ -72,11 +72,11 @@ class SparseLayout:
         n_pixels = int(counts[-1]) if n_active else 0
         check_tensor("pixel_map", self.pixel_map, [n_pixels], "[P]", dtypes=INTEGERS)
         if not torch.equal(self.pixel_map.to(torch.int64).sort()[0], torch.arange(n_pixels, device=counts.device)):
-            raise ArgumentError(f"pixel_map: expected each of 0 to {n_pixels - 1} once, found others")
+            raise ArgumentError(f"pixel_map: expected a permutation of 0 to {n_pixels - 1}, found other values")
         _, rows, columns = self.pixels
         if bool(((rows >= self.height) | (columns >= self.width)).any()):
             raise ArgumentError(
-                f"tile_pixel_mask: expected pixels of images of {self.width}×{self.height}, found others"
+                f"tile_pixel_mask: expected pixels inside images of {self.width}×{self.height}, found pixels outside"
             )
 
     @functools.cached_property

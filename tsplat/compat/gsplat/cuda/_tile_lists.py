@@ -48,7 +48,7 @@ def dense_contributions(
     *images, n_rows = splats[0].shape[:-1]
     if images and lists.images != tuple(images):
         raise ShapeError(
-            f"{name}: expected {[*images, *isect_offsets.shape[-2:]]}, images as those of means2d, found "
+            f"{name}: expected {[*images, *isect_offsets.shape[-2:]]}, the same images as in means2d, found "
             f"{list(isect_offsets.shape)}"
         )
     check_tile_lists(name, isect_offsets, flatten_ids, math.prod(images) * n_rows)
