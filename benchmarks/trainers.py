@@ -3,9 +3,10 @@
     python -m benchmarks.trainers [--captures NAME ...] [--recipes RECIPE ...] [--steps N ...] [--seeds N ...]
         [--budget FACTOR] [--lpips WEIGHTS] [--json FILE] [--figure FILE] [--table]
 
-A recipe is `gsplat`, `mcmc` or `standard`, or one of these with other settings: `standard:antialiased=false`,
-`standard:means_rate*=2,strategy.refine_every=5`. The budget is the maximum number of Gaussians, as a factor of the
-number of initial points; 0 for that of the recipe. Captures whose photographs do not exist are skipped.
+A recipe is `gsplat`, `mcmc`, `standard` or `compact`, or one of these with other settings:
+`standard:antialiased=false`, `standard:means_rate*=2,strategy.refine_every=5`. The budget is the maximum number of
+Gaussians, as a factor of the number of initial points; 0 for that of the recipe. Captures whose photographs do not
+exist are skipped.
 
 `--json` appends a line per run. `--table` and `--figure` show means over seeds of all lines in that file; the figure
 shows PSNR over time. `--lpips` also measures LPIPS, with the weights that `benchmarks.perceptual` describes. Times are
@@ -83,6 +84,7 @@ RECIPES: dict[str, Callable[[int], RunConfig]] = {
     "gsplat": gsplat,
     "mcmc": lambda steps: preset("mcmc", steps),
     "standard": lambda steps: preset("standard", steps),
+    "compact": lambda steps: preset("compact", steps),
 }
 
 

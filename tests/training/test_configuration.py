@@ -42,7 +42,7 @@ def test_integers_of_any_type_are_saved():
         ({"precision": "fp8"}, "precision"),
         ({"test_every": 1}, "test_every: 1 holds out every view"),
         ({"test_every": -1}, "test_every"),
-        ({"strategy": {"kind": "best"}}, "strategy.kind: expected one of 'default', 'mcmc', 'long-axis', found 'best'"),
+        ({"strategy": {"kind": "best"}}, "strategy.kind: expected one of 'default', 'mcmc', .* found 'best'"),
         ({"strategy": {"kind": "mcmc", "cap": 3}}, "MCMCStrategy has no field 'cap'"),
         ({"strategy": {"kind": "mcmc", "noise_lr": float("inf")}}, "strategy.noise_lr: expected a value like"),
         ({"strategy": 3}, "strategy"),

@@ -577,7 +577,25 @@ def densifying(name, steps=40):
     if config.strategy is None:
         return config
     strategy = dataclasses.replace(config.strategy, refine_every=2, refine_start_iter=0)
+    if name == "compact":
+        strategy = dataclasses.replace(strategy, prune_start_iter=5, prune_stop_iter=11, prunings=3)
     return dataclasses.replace(config, strategy=strategy)
+
+
+def test_compact_keeps_a_quarter_of_the_gaussians_of_standard(noisy):
+    start, views = noisy
+    numbers = {}
+    for name in ("standard", "compact"):
+        trainer = Trainer(start, views, preset(name, 60))
+        numbers[name] = []
+        for _ in range(60):
+            trainer.advance()
+            numbers[name].append(trainer.n_gaussians)
+    assert numbers["compact"][:18] == numbers["standard"][:18]
+    assert (
+        numbers["compact"][-1] == round(numbers["standard"][-1] / 4) < numbers["compact"][18] < numbers["standard"][18]
+    )
+    assert trainer.gaussians.valid.all()
 
 
 def test_changes_of_the_list_of_views_do_not_matter(noisy):

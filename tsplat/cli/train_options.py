@@ -26,9 +26,9 @@ COMMON = (
 
 PRESET_HELP = (
     "settings to start from. standard splits Gaussians, up to --max-gaussians, with learning rates for the number of "
-    "steps; mcmc relocates and adds Gaussians as gsplat does; adaptive clones, splits and prunes Gaussians by their "
-    "gradients; fixed does not change the number of Gaussians; neither does refine, the default with --init, which has "
-    "low learning rates, as at the end of a run"
+    "steps; compact does so, and removes three quarters again; mcmc relocates and adds Gaussians as gsplat does; "
+    "adaptive clones, splits and prunes Gaussians by their gradients; fixed does not change the number of Gaussians; "
+    "neither does refine, the default with --init, which has low learning rates, as at the end of a run"
 )
 
 

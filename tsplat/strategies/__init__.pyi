@@ -1,6 +1,7 @@
 from .base import Strategy
+from .compact import CompactStrategy
 from .default import DefaultStrategy
 from .long_axis import LongAxisStrategy
 from .mcmc import MCMCStrategy
 
-__all__ = ["DefaultStrategy", "LongAxisStrategy", "MCMCStrategy", "Strategy"]
+__all__ = ["CompactStrategy", "DefaultStrategy", "LongAxisStrategy", "MCMCStrategy", "Strategy"]

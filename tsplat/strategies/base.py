@@ -25,7 +25,8 @@ class Strategy:
 
     Attributes:
         arguments: Names of the keyword arguments that :meth:`step_post_backward` takes, out of `lr`, the learning rate
-            of the means; `shard`, without which scenes cannot be sharded; and `backend`.
+            of the means; `shard`, without which scenes cannot be sharded; `backend`; and `importance`, a function that
+            returns by how much training images change without each Gaussian, [N].
         key_for_gradient: Entry of `info` whose gradient is used.
         absgrad: Whether `info` must have absolute gradients, see :func:`tsplat.rasterization`.
         cap_max: Maximum number of Gaussians, which a trainer lowers to what fits in memory; None for no limit.

@@ -54,6 +54,17 @@ class LongAxisStrategy(MCMCStrategy):
         if not 1 <= self.growth < math.inf:
             raise ArgumentError(f"growth: expected a number of at least 1, found {self.growth}")
 
+    def _final_number(self, n_initial: int) -> float:
+        """Returns the number of Gaussians after the last refinement."""
+        return max(n_initial, min(self.cap_max, self.growth * n_initial))
+
+    def _budget(self, state: State, n: int, step: int) -> int:
+        """Returns the number of Gaussians that a step may have, given the present number."""
+        n_initial = state["n_initial"]
+        duration = GROWTH_TIME * (self.refine_stop_iter - self.refine_start_iter)
+        progress = (step + self.refine_every - self.refine_start_iter) / duration
+        return int(n_initial + (self._final_number(n_initial) - n_initial) * math.sqrt(min(progress, 1.0)))
+
     def _refine(
         self,
         params: Parameters,
@@ -64,11 +75,8 @@ class LongAxisStrategy(MCMCStrategy):
         ranks: RankGroup | None,
     ) -> tuple[int, int]:
         first, n = count(ranks, len(params["means"]))
-        state["n_initial"] = n_initial = state.get("n_initial") or n
-        duration = GROWTH_TIME * (self.refine_stop_iter - self.refine_start_iter)
-        progress = (step + self.refine_every - self.refine_start_iter) / duration
-        end = max(n_initial, min(self.cap_max, self.growth * n_initial))
-        budget = int(n_initial + (end - n_initial) * math.sqrt(min(progress, 1.0)))
+        state["n_initial"] = state.get("n_initial") or n
+        budget = self._budget(state, n, step)
         weights = opacities_of(params)
         dead = weights <= self.min_opacity
         weights.masked_fill_(dead, 0.0)

@@ -31,6 +31,7 @@ from ..errors import ArgumentError
 from ..formulas import rotations
 from ..runtime.backend import choose, launchers
 from ..runtime.process_group import RankGroup
+from ..support.interruption import DeferredSignals
 from .gaussian_parameters import (
     Follower,
     Optimizers,
@@ -46,7 +47,7 @@ from .gaussian_parameters import (
 )
 from .random_numbers import BLOCK, draw_key, row_indices, sample_rows, standard_normal
 from .relocation import check_binoms, compute_relocation
-from .rows import _update_param_with_optimizer, append_zeros, enlarge, replace_rows
+from .rows import _update_param_with_optimizer, append_zeros, enlarge, replace_one_by_one, replace_rows
 from .sharding import count, ranges, route
 
 LOG_SPLIT = math.log(1.6)
@@ -81,11 +82,14 @@ def remove(
 ) -> None:
     """Removes the Gaussians in a mask [N] bool."""
     n = check_shapes(params, (), check_mask(mask))
+    check_optimizers(params, optimizers, params)
 
     def kept(rows: Tensor) -> Tensor:
         return rows[~mask]
 
-    replace_rows(params, optimizers, state, n, lambda _, p: kept(p), kept, kept)
+    with DeferredSignals():
+        replace_one_by_one(params, optimizers, kept)
+        replace_rows({}, {}, state, n, lambda _, p: p, kept, kept)
     if scene is not None:
         scene.on_remove(mask)
 

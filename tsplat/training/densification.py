@@ -82,7 +82,9 @@ class Densification:
         """
         return lr * (TYPICAL_EXTENT / self._extent) ** 2
 
-    def after_update(self, step: int, info: dict[str, Any], lr: float, n_gaussians: int) -> int:
+    def after_update(
+        self, step: int, info: dict[str, Any], lr: float, n_gaussians: int, importance: Callable[[], Tensor]
+    ) -> int:
         """Calls the strategy after the optimizer step, and returns the new number of Gaussians of all ranks.
 
         `info` is the merged ``meta`` of the step's views, `lr` the learning rate of the means in world units, and
@@ -95,7 +97,12 @@ class Densification:
             self._limit_by_memory(n_gaussians)
         params, optimizers = self._parameters.for_strategy()
         shard = Shard(self._ranks, n_gaussians) if self._sharded else None
-        available = {"lr": self._noise_rate(lr), "shard": shard, "backend": self._config.backend}
+        available = {
+            "lr": self._noise_rate(lr),
+            "shard": shard,
+            "backend": self._config.backend,
+            "importance": importance,
+        }
         arguments = {name: available[name] for name in strategy.arguments}
         strategy.step_post_backward(params, optimizers, self.strategy_state, step, info, **arguments)
         return count(self._ranks if self._sharded else None, len(params["means"]))[1] if refines else n_gaussians

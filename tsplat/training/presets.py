@@ -12,7 +12,7 @@ from .configuration import Config, RunConfig, to_json
 if TYPE_CHECKING:
     from ..strategies import DefaultStrategy, MCMCStrategy, Strategy
 
-Preset = Literal["standard", "mcmc", "adaptive", "fixed", "refine"]
+Preset = Literal["standard", "compact", "mcmc", "adaptive", "fixed", "refine"]
 PRESETS: tuple[Preset, ...] = get_args(Preset)
 DEFAULT_PRESET: Preset = "standard"
 INIT_PRESET: Preset = "refine"
@@ -35,6 +35,9 @@ REFINE_RATE = 0.2
 
 WARM_UP = 100
 """Number of steps, at most a tenth of the run, in which the learning rates of the preset "refine" rise."""
+
+PRUNE_START, PRUNE_STOP = 0.3, 0.6
+"""Fractions of a run after which the first and the last pruning of the preset "compact" come."""
 
 REFINEMENTS_MIN = 24
 """Minimum number of refinements in a shorter run."""
@@ -62,7 +65,8 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
 
     Args:
         name: "standard" for :class:`LongAxisStrategy` with opaque, small initial Gaussians, antialiasing and learning
-            rates for the number of steps, which fall at the end; "mcmc" for :class:`MCMCStrategy` and "adaptive" for
+            rates for the number of steps, which fall at the end; "compact" for the same with :class:`CompactStrategy`,
+            which ends with a quarter of the Gaussians; "mcmc" for :class:`MCMCStrategy` and "adaptive" for
             :class:`DefaultStrategy` as gsplat's trainer runs them; "fixed" for one Gaussian per sparse point, without
             densification; "refine" for the Gaussians of a model, without densification, with low learning rates.
         steps: Number of steps. The strategies' schedules are designed for 30,000; see :func:`scale_schedule`.
@@ -126,16 +130,20 @@ def preset_settings(name: Preset, steps: int) -> RunConfig:
 
 
 def _strategy(name: Preset, steps: int) -> Strategy | None:
-    from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
+    from ..strategies import CompactStrategy, DefaultStrategy, LongAxisStrategy, MCMCStrategy
 
     if name == "adaptive":
         return scale_schedule(DefaultStrategy(), steps)
     if name == "mcmc":
         return scale_schedule(MCMCStrategy(), steps)
-    if name == "standard":
+    if name in ("standard", "compact"):
         # The same total growth as that of the preset "mcmc", which adds 5 % in each refinement.
         growth = 1.05 ** max(REFINEMENTS_MIN, 245 / max(1.0, SCHEDULE_STEPS / steps))
-        return scale_schedule(LongAxisStrategy(growth=growth), steps, 4 * REFINEMENTS_MIN)
+        strategy = LongAxisStrategy(growth=growth)
+        if name == "compact":
+            start, stop = (math.ceil(fraction * steps) for fraction in (PRUNE_START, PRUNE_STOP))
+            strategy = CompactStrategy(growth=growth, prune_start_iter=start, prune_stop_iter=stop)
+        return scale_schedule(strategy, steps, 4 * REFINEMENTS_MIN)
     return None
 
 

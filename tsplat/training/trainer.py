@@ -16,6 +16,7 @@ from ..runtime.modes import restored_modes
 from ..runtime.process_group import RankGroup
 from ..scene.capture.image_cache import ImageCache
 from ..scene.capture.views import StoredView, View
+from ..scene.editing.importance import removal_errors
 from ..scene.extents import camera_positions, median_depth, scene_scale
 from ..scene.formats.checkpoints import has_rows
 from ..scene.gaussians import Gaussians
@@ -35,6 +36,10 @@ from .view_gradients import ViewGradients
 
 PREFETCH_STEPS = 8
 """Number of steps for which images are prefetched."""
+
+
+REMOVAL_VIEWS = 30
+"""Number of views, at most, with which the strategy finds which Gaussians to remove."""
 
 
 class Trainer:
@@ -264,8 +269,28 @@ class Trainer:
             info: dict[str, Any] = {"n_cameras": n_cameras}
             if strategy.reads_rendering:
                 info = merge_info(metas, view, loss_scale, n_cameras, gather, strategy.key_for_gradient)
-            self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
+            self.n_gaussians = self._densification.after_update(
+                self.step, info, means_lr, self.n_gaussians, self._removal_errors
+            )
         self._parameters.reset_third_scales()
+
+    def _removal_errors(self) -> Tensor:
+        """Returns by how much training images change without each Gaussian, [N], as squared errors summed over views.
+
+        A collective call, which renders up to :data:`REMOVAL_VIEWS` views, others in other steps. Gaussians must not be
+        sharded.
+        """
+        n, n_views = len(self._views), min(len(self._views), REMOVAL_VIEWS)
+        indices = [(self.step + i * n // n_views) % n for i in range(n_views)]
+        own = indices[self.ranks.rank :: self.ranks.world_size]
+        errors = removal_errors(
+            self.gaussians,
+            [self._parameters.camera_of(index, self._views[index].camera).map(torch.detach) for index in own],
+            [self._views[index].mask for index in own],
+            backend=self.config.backend,
+            generator=torch.Generator().manual_seed(self.config.seed + self.step),
+        )
+        return self.ranks.all_reduce(errors)
 
     def _find_extent(self, views: Sequence[View], shard: Gaussians) -> float:
         depth = median_depth([view.camera for view in views], shard.means)

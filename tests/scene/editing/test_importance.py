@@ -5,7 +5,7 @@ import torch
 
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat.rendering import render_views
-from tsplat.scene.editing.importance import importance
+from tsplat.scene.editing.importance import importance, removal_errors
 
 
 @pytest.mark.slow
@@ -38,3 +38,36 @@ def test_hidden_gaussians_have_no_importance():
     errors, weights = importance(gaussians, cameras, backend="torch", generator=torch.Generator().manual_seed(0))
     assert errors[3] == weights[3] == 0
     assert errors.count_nonzero() == weights.count_nonzero() == 11
+
+
+def test_errors_alone_are_those_of_importance():
+    gaussians = make_gaussians(n=12, sh_degree=1)
+    cameras = [view.camera for view in make_views(gaussians, n=3)]
+    both, alone = (torch.Generator().manual_seed(0) for _ in range(2))
+    expected, _ = importance(gaussians, cameras, backend="torch", generator=both)
+    with torch.no_grad():
+        errors = removal_errors(gaussians, cameras, [None] * 3, backend="torch", generator=alone)
+    torch.testing.assert_close(errors, expected, rtol=1e-3, atol=1e-5)
+    assert not errors.requires_grad
+    assert not removal_errors(gaussians, [], [], backend="torch", generator=alone).any()
+
+
+def test_masked_pixels_do_not_count():
+    gaussians = make_gaussians(n=12)
+    cameras = [view.camera for view in make_views(gaussians, n=1)]
+    camera = cameras[0]
+
+    def errors(mask):
+        generator = torch.Generator().manual_seed(0)
+        return removal_errors(gaussians, cameras, [mask], backend="torch", generator=generator)
+
+    nothing = torch.zeros(camera.height, camera.width, dtype=torch.bool)
+    assert torch.equal(errors(~nothing), errors(None)) and errors(None).any()
+    assert not errors(nothing).any()
+
+
+def test_errors_of_2d_gaussians():
+    gaussians = make_gaussians(n=12).as_surfels()
+    cameras = [view.camera for view in make_views(make_gaussians(n=12), n=2)]
+    generator = torch.Generator().manual_seed(0)
+    assert removal_errors(gaussians, cameras, [None] * 2, backend="torch", generator=generator).count_nonzero() > 6

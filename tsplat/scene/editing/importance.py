@@ -31,20 +31,48 @@ def importance(
     alpha times transmittance over pixels. Every view has a random background color, because the background of a model
     is unknown. `on_view` is called after each view.
     """
-    device = gaussians.means.device
     opacities = gaussians.opacities.detach().requires_grad_()
     ones = torch.ones_like(opacities)[:, None].requires_grad_()
     errors, weights = torch.zeros_like(opacities), torch.zeros_like(opacities)
     for camera in cameras:
-        background = torch.rand(3, generator=generator, dtype=torch.float32, device="cpu").to(device)
         (image,), (alpha,), meta = render_views(
             gaussians, [camera], background=None, backend=backend, opacities=opacities, extra_signals=ones
         )
-        signs = torch.randint(0, 2, image.shape, generator=generator, device="cpu").to(image) * 2 - 1
-        probe = (signs * (image + (1 - alpha) * background)).sum()
+        probe = _probe(image, alpha, generator)
         probe = probe + WEIGHT_PROBE * meta["render_extra_signals"].sum()
         v_opacities, v_ones = torch.autograd.grad(probe, (opacities, ones))
         errors += (opacities.detach() * v_opacities).square()
         weights += v_ones[:, 0] / WEIGHT_PROBE
         on_view()
     return errors.detach(), weights
+
+
+@torch.enable_grad()
+def removal_errors(
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    masks: Sequence[Tensor | None],
+    *,
+    backend: Backend,
+    generator: torch.Generator,
+) -> Tensor:
+    """Computes only the errors of :func:`importance`, [N], in the pixels of masks [H, W] bool; of all pixels for None.
+
+    Gaussians may be 2D.
+    """
+    opacities = gaussians.opacities.detach().requires_grad_()
+    errors = torch.zeros_like(opacities, requires_grad=False)
+    for camera, mask in zip(cameras, masks, strict=True):
+        (image,), (alpha,), _ = render_views(gaussians, [camera], background=None, backend=backend, opacities=opacities)
+        (v_opacities,) = torch.autograd.grad(_probe(image, alpha, generator, mask), opacities)
+        errors += (opacities.detach() * v_opacities).square()
+    return errors
+
+
+def _probe(image: Tensor, alpha: Tensor, generator: torch.Generator, mask: Tensor | None = None) -> Tensor:
+    """Returns the sum of the pixels, with random signs, of an image [H, W, 3] on a background of random color."""
+    background = torch.rand(3, generator=generator, dtype=torch.float32, device="cpu").to(image.device)
+    signs = torch.randint(0, 2, image.shape, generator=generator, device="cpu").to(image) * 2 - 1
+    if mask is not None:
+        signs = signs * mask[..., None]
+    return (signs * (image + (1 - alpha) * background)).sum()
