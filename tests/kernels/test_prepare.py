@@ -127,6 +127,16 @@ def test_long_compilation_is_said_once(long, prepared, monkeypatch, caplog):
     assert all(re.match("tsplat: compiling kernels for new settings, .* find them in /", line) for line in lines)
 
 
+def test_later_compilation_is_said_briefly(caplog):
+    notice = Notice()
+    for _ in range(2):
+        notice._watch(threading.Event(), 0.0)
+        notice._said = False
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "find them in /" in first
+    assert second == "tsplat: compiling more kernels"
+
+
 def test_a_cache_that_cannot_be_written_is_no_place_of_later_runs(prepared, monkeypatch, caplog, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))

@@ -72,6 +72,7 @@ class Notice:
 
     def __init__(self) -> None:
         self._seconds, self._ended, self._said = 0.0, 0.0, False
+        self._has_explained = False
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -91,6 +92,10 @@ class Notice:
     def _watch(self, compiled: threading.Event, seconds: float) -> None:
         if not compiled.wait(seconds) and not self._said:
             self._said = True
+            if self._has_explained:
+                logging.getLogger("tsplat").warning("tsplat: compiling more kernels")
+                return
+            self._has_explained = True
             problem = triton_cpu.cache_problem()
             later = f"later runs find them in {triton.knobs.cache.dir}"
             if problem is not None:
