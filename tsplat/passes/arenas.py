@@ -50,7 +50,7 @@ class View(NamedTuple):
 
     Attributes:
         base: The number of the base.
-        offset: Offset in bytes of the tensor's first element from that of the base.
+        offset: Offset of the first element from the start of the base, in bytes.
         shape, strides, dtype: The shape, strides and dtype of the tensor.
         is_base: Whether the tensor is known to be the base itself.
     """
@@ -113,8 +113,8 @@ class Arena(NamedTuple):
 def assign_offsets(lifetimes: Iterable[Lifetime], tail: Lifetime | None = None) -> tuple[dict[int, int], int]:
     """Assigns offsets in an arena to storages. Returns the offset of each, and the size of the arena, in bytes.
 
-    Greedy: each storage gets the lowest offset that is free during its lifetime. Storages whose lifetimes overlap that
-    of ``tail``, a storage at the end of the arena, are placed first, then the others; larger ones first.
+    Greedy: each storage gets the lowest offset that is free during its lifetime. Storages whose lifetimes overlap
+    with ``tail``, a storage at the end of the arena, are placed first, then the others; larger ones first.
     """
     return _offsets_and_size(_place_all(lifetimes, tail))
 

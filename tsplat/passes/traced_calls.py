@@ -60,11 +60,11 @@ class BackwardPass(NamedTuple):
     """A backward pass: its steps, and the bases that they read and write.
 
     Attributes:
-        steps: The steps. They take the bases ``saved``, ``incoming``, those of ``outputs``, and ``scratch``.
+        steps: The steps. They take the bases ``saved``, ``incoming``, the bases of ``outputs``, and ``scratch``.
         inputs: The numbers of the inputs whose gradients it completes. The number after the last input stands for
             ``gradient_2dgs``, and ``ABSGRAD`` for absgrad.
         gradients: The view of each of these gradients; None if images do not depend on the input.
-        outputs: The bases that it allocates: gradients, and what it hands over to the other pass.
+        outputs: The bases that it allocates: gradients, and data for the other backward pass.
         zeroed: The output that must start with zeros, and the number of zeros; or None.
         scratch: The arena of internal tensors.
         slots: The slots of compositing at the tail of ``scratch``; or None.
@@ -291,10 +291,10 @@ class TracedCall:
             the forward pass.
         images, n_images, in_meta: As in :class:`_ForwardTrace`, with views.
         differentiable: The indices of differentiable images.
-        means2d, gradient_2dgs: The view of ``means2d``, and that of ``gradient_2dgs`` or None.
+        means2d, gradient_2dgs: The views of ``means2d``, and of ``gradient_2dgs`` or None.
         meta_keys: The keys of ``meta`` whose values are not lazy, in their order.
-        meta_constants: Key -> value of those that are not tensors.
-        rows: Key -> view of those that are tensors with rows of Gaussians.
+        meta_constants: Key -> value, for values of ``meta`` that are not tensors.
+        rows: Key -> view, for values of ``meta`` that are tensors with rows of Gaussians.
         meta_inputs, bands, budget: The source of the lazy values of ``meta``, with views instead of tensors.
         needed: The view of ``needed``, [6] int64, see :class:`tsplat.data.Intersections`.
         meta_bases: The bases that ``meta`` reads.

@@ -1,4 +1,4 @@
-"""Lenses and rolling shutters: checks their options, and makes the tensors of cameras that describe them.
+"""Lenses and rolling shutters: checks their options, and computes the tensors of cameras that describe them.
 
 ``Cameras.lens`` [..., C, 12] holds the coefficients of a lens in the order of ``kernels_torch/lenses/``, then zeros.
 ``Cameras.Ks`` of f-theta cameras have a focal length of 1, and a principal point relative to the corner of the image.

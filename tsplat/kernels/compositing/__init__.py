@@ -175,7 +175,7 @@ def composite_bwd(
         v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel; and [I, H, W, 1], or None for
             zero.
         v_splats: Gradients from earlier bands, which are added to and returned; or None.
-        lists: The result of :func:`composite_fwd` if there is a single band; None to make the lists again.
+        lists: The result of :func:`composite_fwd` if there is a single band; None to compute the lists again.
         rays: As in :func:`composite_fwd`. Gradients are added to ``v_per_pixel``.
         depth_sums: [I, H, W], the rendered channel of the last feature; with distortion only.
     """
@@ -245,7 +245,7 @@ def _without_features(splats: Splats) -> Splats:
 
 
 def _list_again(splats: Splats, band: BandTask, image: Tensor) -> PartLists:
-    """Makes the lists of a band again. If lists are cut, runs the forward pass again, for the results of chunks.
+    """Computes the lists of a band again. If lists are cut, runs the forward pass again, for the results of chunks.
 
     Args:
         image: Any tensor with the shape and dtype of the pixels [I, H, W, D].
