@@ -146,7 +146,7 @@ def test_packages_that_are_not_installed_are_no_warning(monkeypatch):
 @pytest.mark.usefixtures("nothing_compiled_before")
 def test_machine_code_that_computes_something_else_falls_back_to_torch(monkeypatch):
     monkeypatch.setattr("tsplat.triton_cpu.trial.launch", lambda *args: None)
-    with pytest.warns(UserWarning, match=r"falls back to backend='torch'.* computes 0 instead of 380"):
+    with pytest.warns(UserWarning, match=r"falls back to backend='torch'.* returned 0 instead of 380"):
         assert backend.choose(torch.device("cpu"))[0] == "torch"
 
 
