@@ -8,7 +8,7 @@ from .installation import install
 USAGE = """usage: python -m tsplat.compat.gsplat SCRIPT [ARGUMENTS ...]
        python -m tsplat.compat.gsplat -m MODULE [ARGUMENTS ...]
 
-Runs a Python script or module in which `import gsplat` gives tsplat. The arguments that follow are its own."""
+Runs a Python script or module in which `import gsplat` imports tsplat. All arguments after it are passed to it."""
 
 
 def main(arguments: list[str]) -> int:

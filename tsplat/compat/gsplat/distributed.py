@@ -22,8 +22,8 @@ def cli(fn: Callable[[int, int, int, Any], object], args: Any, verbose: bool = F
     """Calls ``fn(local_rank, world_rank, world_size, args)`` in this process.
 
     If torchrun or Open MPI started the process, it is one of several ranks and joins the default process group for the
-    duration of the call. Otherwise, it is the only rank. Unlike gsplat's function, this needs no GPU and starts no
-    processes.
+    duration of the call. Otherwise, it is the only rank. Unlike gsplat's function, this one does not require a GPU and
+    does not start processes.
 
     Args:
         fn: The function to call.

@@ -14,10 +14,10 @@ USAGE = f"""usage: python -m tsplat.compat.inria SCRIPT [ARGUMENTS ...]
        python -m tsplat.compat.inria {OPTION} NAMES SCRIPT, or -m MODULE [ARGUMENTS ...]
 
 Runs a Python script or module in which `import diff_gaussian_rasterization`, `import simple_knn` and
-`import fused_ssim` give tsplat, and the modules of some forks as well. The arguments that follow are its own.
+`import fused_ssim` import tsplat, and so do imports of some forks' modules. All arguments after it are passed to it.
 
-{OPTION} NAMES, or the environment variable {RETURNS_VARIABLE}, is what rasterizers return, for programs that are
-written for a fork of Inria's:
+{OPTION} NAMES, or the environment variable {RETURNS_VARIABLE}, names the values that rasterizers return. Use it for
+programs that are written for a fork of Inria's rasterizer:
 
 {chr(10).join(f"  {','.join(names):36} {forks}" for forks, names in OF_FORKS.items())}
 

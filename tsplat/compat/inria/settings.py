@@ -195,7 +195,8 @@ def _roundoff(values: Tensor) -> float:
 
 
 def _roundoff_of_error(error: float) -> float:
-    """Returns the roundoff of products that explains a relative error above that of fp32."""
+    """Returns the unit roundoff of the low-precision products that explain a relative error larger than that of
+    fp32."""
     if error <= FP32_ERROR:
         return 0.0
     return next((ROUNDOFFS[d] for d in reversed(LOW_PRECISION) if error <= ROUNDINGS * ROUNDOFFS[d]), 0.0)

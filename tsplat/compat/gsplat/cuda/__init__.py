@@ -1,1 +1,1 @@
-"""The names of ``gsplat.cuda``: stages of the pipeline, and parts of them in plain PyTorch."""
+"""Names of ``gsplat.cuda``: the stages of the pipeline, and some of their steps in plain PyTorch."""

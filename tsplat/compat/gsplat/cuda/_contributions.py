@@ -25,8 +25,8 @@ def rasterize_to_indices_in_range(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Lists the Gaussians that contribute to each pixel, for a range of each tile's intersections.
 
-    The compositing rules are those of :func:`tsplat.rasterize_to_pixels`. It is not remembered whether a pixel became
-    opaque in an earlier range, so fainter Gaussians of a later range may be listed.
+    The compositing rules are those of :func:`tsplat.rasterize_to_pixels`. A call does not know whether a pixel became
+    opaque in an earlier range, so it may list Gaussians of a later range that are not composited.
 
     Args:
         range_start, range_end: Range of blocks of ``tile_size ** 2`` intersections of each tile, front to back; from 0

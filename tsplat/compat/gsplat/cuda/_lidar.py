@@ -1,7 +1,6 @@
-"""The names of ``gsplat.cuda._lidar`` of gsplat 1.6. :func:`tsplat.rasterization` uses other tiles for lidars.
+"""The names of ``gsplat.cuda._lidar`` of gsplat 1.6. They compute the tiles and maps that gsplat's kernels use.
 
-It reads only the angles and the spinning direction of a lidar. The tiles and maps of this module are those of gsplat's
-kernels, for programs that use them.
+:func:`tsplat.rasterization` uses tiles of its own, and reads only the angles and the spinning direction of a lidar.
 """
 
 from __future__ import annotations
