@@ -36,7 +36,7 @@ this GPU, forward / backward. tsplat's kernels take 1.2 to 1.7 times as long as 
 END = """
 The emulator counts exactly what the GPU executes (`python -m benchmarks.hardware_counts`): for all compositing kernels
 of {scenes}, its counts of warp instructions and of loaded and stored sectors equal those of NVIDIA's profiler `ncu`.
-The exception are the sectors that `_composite_bwd_kernel` loads: `ncu` counts {loads} times as many.
+The exception is the number of sectors that `_composite_bwd_kernel` loads: `ncu` counts {loads} times as many.
 """
 
 

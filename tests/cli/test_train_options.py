@@ -188,7 +188,10 @@ def test_resume_does_not_take_settings():
     options = parse(["--resume", "run", "--stop-after", "5"])
     assert (str(options.resume), options.steps, options.stop_after, options.force) == ("run", None, 5, False)
     assert parse(["--resume", "run", "--steps", "9"]).steps == 9
-    message = r"--seed: a run is resumed with its original settings, .* --stop-after N; .* --config run/config.json"
+    message = (
+        r"--seed: a run is resumed with its original settings, .* --stop-after N; "
+        r".* --config run/config\.json --out NEW_RUN --seed \.\.\."
+    )
     for words in (["--seed", "3"], ["--seed=3"]):
         with pytest.raises(ArgumentError, match=message):
             parse(["--resume", "run", *words])

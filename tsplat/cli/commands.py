@@ -48,7 +48,7 @@ def prepare(arguments: Namespace) -> int:
         )
     total = len(prepared.registered) + len(prepared.unregistered)
     print(
-        f"registered {len(prepared.registered)} of {total:,} photographs; {prepared.n_points:,} points, "
+        f"registered {len(prepared.registered):,} of {total:,} photographs; {prepared.n_points:,} points, "
         f"mean reprojection error {prepared.error:.2f} px"
     )
     for reason in dict.fromkeys(prepared.reasons.values()):

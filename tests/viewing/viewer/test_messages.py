@@ -155,7 +155,7 @@ def test_uploads():
             assert not passes(start | {name: value}, client), (name, value)
     size = TRANSFER_MAX + 1
     assert not passes(start | {"size_bytes": size, "part_count": -(-size // PART_BYTES)}, client, notes)
-    assert notes == ["**c.ply: expected uploads of at most 1,073,741,824 bytes, found 1,073,741,825**"]
+    assert notes == ["**c.ply: expected uploads of at most 1,073,741,824 bytes together, found 1,073,741,825**"]
     # Parts only of a file that is on its way, and not more of it than was said.
     assert not passes(part, client)
     uploads["b"] = {"transferred_bytes": 0, "total_bytes": PART_BYTES + 1}

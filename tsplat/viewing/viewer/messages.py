@@ -76,7 +76,8 @@ def _is_upload(client: Any, content: dict[str, Any], show_message: Callable[[str
         return False
     total = size + sum(upload["total_bytes"] for upload in uploads.values())
     if total > TRANSFER_MAX:
-        show_message(f"**{content['filename']}: expected uploads of at most {TRANSFER_MAX:,} bytes, found {total:,}**")
+        expected = f"uploads of at most {TRANSFER_MAX:,} bytes together"
+        show_message(f"**{content['filename']}: expected {expected}, found {total:,}**")
     return bool(total <= TRANSFER_MAX)
 
 

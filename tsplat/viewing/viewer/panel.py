@@ -243,7 +243,7 @@ class Panel:
             self._actions.reset_up,
         )
         self._callbacks.on_click(
-            gui.add_button("Up from this view", color=SECONDARY, hint="Makes up in the image the up direction"),
+            gui.add_button("Up from this view", color=SECONDARY, hint="Sets the up direction to that of the image"),
             self._actions.set_up,
         )
         self._callbacks.on_long_click(

@@ -327,7 +327,7 @@ class Session:
         self._change()
 
     def _set_up(self) -> str:
-        """Makes up in the image the up direction of the model, on all pages."""
+        """Sets the up direction of the model, on all pages, to that of the image."""
         up = self._panel.model.up = (-client_pose(self._client.camera).viewmat[1, :3]).tolist()
         self._client.camera.up_direction = np.array(up)
         self._change()
