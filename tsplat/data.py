@@ -74,7 +74,7 @@ class CompositingSettings:
     Attributes:
         camera: Settings that all cameras share.
         tile_size: Side length of a tile in pixels.
-        channel_chunk: Upper bound of the channels that one walk over lists accumulates.
+        channel_chunk: Number of channels that one walk over lists accumulates, or more if outputs need them.
         absgrad, numerics, backend: As in :func:`tsplat.rasterization`.
         footprint: Name of the footprint, see ``kernels/compositing/footprints``.
         outputs: The maps to render besides colors and alphas.
@@ -362,14 +362,14 @@ class Intersections(NamedTuple):
     Attributes:
         first_tile: Flat index of the band's first tile.
         isect_offsets: [tiles of the band + 1] int32, first intersection of each tile, then M.
-        flatten_ids: [M] int32, row of each intersection.
+        flatten_ids: [M] int32, row of each intersection. If M is a capacity, elements past the last intersection belong
+            to no tile.
         gaussian_major: The intersections ordered by Gaussian; None if unknown (the backward pass then computes it).
         keys, key_bias: [M] flat tile of each intersection minus ``key_bias``, which lets keys be int16; None if
             unknown.
         capacities: The capacities of all lists, if M is a capacity; or None.
         needed: [6] int64, the sizes that lists need, in the order of :class:`~tsplat.config.Capacities`, then 1 if any
-            exceeds its capacity: all lists are then empty. None without capacities. Elements past the last intersection
-            belong to no tile.
+            exceeds its capacity: all lists are then empty. None without capacities.
     """
 
     first_tile: int
@@ -540,7 +540,7 @@ class SplatGradients(NamedTuple):
 
     Attributes:
         absgrad: [nnz, 2] sums of absolute gradients of means2d; or None.
-        sums: [nnz, columns] accumulators of several bands; None after the last band.
+        sums: [nnz, columns] accumulators of several bands. Kernels return None if there is a single band.
     """
 
     v_means2d: Tensor

@@ -19,7 +19,7 @@ class Rule(enum.Enum):
     """The formula of a pixel, and how its gradient v reaches weights and features.
 
     A Gaussian has a weight w = alpha T, features f, and a depth z, the last feature. Compositing by matrix products
-    implements ``SUM`` only, walks implement all rules.
+    implements ``SUM`` only, walks implement all rules. ``MEDIAN`` is computed together with ``DISTORTION``.
     """
 
     SUM = "sum of w f; the gradient is w v for f, and v . f for w"
@@ -42,9 +42,10 @@ class Output:
         rule: How a pixel is computed.
         channels: The number of channels.
         features: Returns the features [nnz, channels] of ``ProjectedGaussians``, which are composited before the
-            colors; None if the output is computed from depths, the last feature.
+            colors; None if the output is computed from depths, the last feature, or from the caller's channels.
         meta: The key of the map in ``meta``; empty if it is not in ``meta``.
-        argument: The argument of :func:`tsplat.rasterization` that requests the output, or empty.
+        argument: The argument of the rendering function that selects the output, for messages, or empty. An output of
+            ``ON_REQUEST`` is rendered if it is true.
         needs: Another argument that must then be true, or empty.
     """
 

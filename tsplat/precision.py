@@ -1,8 +1,9 @@
 """Full precision under autocast, in forward and backward passes.
 
-Autocast computes matrix products in half precision, also in backward passes that run inside of it. Code that is not
-differentiated turns autocast off while it runs, by :func:`full_precision` or :func:`in_full_precision`. Differentiable
-code uses the products of this module, or a ``torch.autograd.Function`` that turns autocast off in its backward pass.
+Autocast computes matrix products in half precision, also in backward passes that run inside of it. Forward passes turn
+autocast off by :func:`full_precision` or :func:`in_full_precision`. Backward passes turn it off by
+``once_differentiable`` of ``runtime/autograd.py``. Differentiable products outside of a ``torch.autograd.Function`` use
+:func:`product` or :func:`matrix_product`.
 :func:`fp64` and :func:`identity` ignore PyTorch's default dtype and device.
 """
 

@@ -45,7 +45,7 @@ def render(call: Call) -> Rendering:
     gaussians = call.gaussians()
     cameras = gather_cameras(call.ranks, call.local_cameras(), call.means.device)
     gaussians, cameras, centers = call.prepare_inputs(gaussians, cameras)
-    # Project: one row per Gaussian and camera, or per visible one. Spherical harmonics of RGB are evaluated here, too.
+    # Project: one row per Gaussian and camera, or per visible one; usually with their colors from spherical harmonics.
     projected, colors = project(gaussians, cameras, settings.projection, call.batch, call.fused_harmonics(centers))
     if call.sparse_gradients is not None:
         call.sparse_gradients.set_visible(projected)
@@ -68,8 +68,8 @@ def render(call: Call) -> Rendering:
     return Rendering(maps, meta, cameras)
 
 
-# In a graph of torch.compile, the call is an operator. Else it replays the passes of an earlier call with the same
-# options, shapes and dtypes. Otherwise, the body runs.
+# A call runs in one of three ways, tried in this order: as an operator in a graph of torch.compile; as a replay of the
+# passes of an earlier call with the same options, shapes and dtypes; by the body of the function.
 @in_graphs(GRAPH_RESULTS)
 @replayed
 @in_full_precision
@@ -141,7 +141,7 @@ def rasterization(
             gradient.
         rasterize_mode: ``"classic"``, or ``"antialiased"`` (Mip-Splatting, arXiv 2311.16493), which multiplies
             opacities by sqrt(det S / det(S + ``eps2d`` I)), with S the screen covariance.
-        channel_chunk: Upper bound of the channels accumulated at once. Bounds memory; does not change the result.
+        channel_chunk: Number of channels to accumulate at once, which bounds memory. Results may differ by rounding.
         segmented: Whether to sort the intersections of each image separately. Does not change the image.
         covars: [..., N, 3, 3] covariances instead of quats and scales; the upper triangle is read.
         backend: ``"triton"`` for kernels, on a GPU or compiled for the CPU; ``"torch"`` for vectorized PyTorch on any
@@ -156,9 +156,10 @@ def rasterization(
         memory_budget: Bytes that intersections may take in either pass; by default 80 % of the free memory of the
             device. If they need more, the image is rendered in bands of tile rows, with the same bits.
         capacity: Number of intersections to allocate memory for, so that the call does not wait for the device to count
-            them. ``"auto"`` counts once per device and image size, then follows the number of intersections of earlier
-            calls. None always counts. With a capacity and ``packed=False``, forward passes never wait. On a GPU, the
-            backward pass of a replayed call with many intersections waits until the forward pass has counted its slots.
+            them. ``"auto"`` counts in the first call with a device, number of images and size, then follows the counts
+            of earlier calls. None always counts. With a capacity and ``packed=False``, forward passes wait only to
+            count for ``"auto"``, with ``validate="error"``, and with ``distributed``. On a GPU, the backward pass of a
+            replayed call with many intersections waits until the forward pass has counted its slots.
             If there are more intersections than the capacity, the image shows the background only,
             ``meta["overflow"]`` is true, and :class:`CapacityError` is raised: on a CPU, by this call; with
             ``distributed``, by this call on all ranks; otherwise, on a GPU, by a later call of the same thread or by

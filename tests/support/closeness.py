@@ -32,7 +32,8 @@ PROBE_CHANNELS = (3, 9, 15)
 """Numbers of channels below 16 that `observe_decisions` renders; from 16 on, kernels do not depend on the number."""
 
 LAYOUT = ("packed", "tile_size", "channel_chunk", "absgrad")
-"""Options of `rasterization` that the reference does not have, because they do not change the image."""
+"""Options of `rasterization` that do not change the image, and that calls of the reference here leave out. With
+`with_eval3d`, `tile_size` does change it."""
 
 
 def assert_exact(name: str, found: Tensor | None, expected: Tensor | None, plain: Tensor | None = None) -> float:

@@ -1,4 +1,4 @@
-"""The interface between the projection and its projectors: EWA splatting, the unscented transform and surfels."""
+"""The interface between the projection and its projectors: of ellipses (EWA or unscented), and of surfels."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -55,7 +55,7 @@ class Call:
         settings: Settings of the stages, derived from the options.
         batch: The batch dimensions as given.
         n_cameras: C of this rank.
-        n_features: The number of rendered channels.
+        n_features: The number of channels of all images of the call, for the check of memory.
         dtype: The compute dtype.
         grid: The tiles of this rank's images.
         bytes_per_intersection: Cache of :meth:`memory_budget`, by number of features.
@@ -96,7 +96,7 @@ class Call:
         return lidar if isinstance(lidar, LidarLayout) else None
 
     def signals(self) -> dict[str, tuple[Tensor, int | None]]:
-        """Returns the given ones of colors, shN and extra_signals by name, with their spherical harmonics degrees."""
+        """Returns colors, shN and extra_signals, those that were passed, with their spherical harmonics degrees."""
         o, signals = self.options, {}
         if self.colors is not None:
             signals["colors"] = self.colors, o.sh_degree
@@ -282,8 +282,8 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
 def _check_or_look_up(call: Call) -> None:
     """Checks tensors and options, and sets the attributes ``DERIVED``.
 
-    A call with the cache key of an earlier one takes ``DERIVED`` from the cache. Otherwise, the checks may replace
-    tensors: by plain ones, placeholders of colors, or cameras with lenses. Such a call is not cached.
+    A call with the cache key of an earlier one takes ``DERIVED`` from the cache. A call is not cached if the checks
+    replaced tensors: by plain tensors, placeholders of colors, or cameras with lenses.
     """
     options = call.options
     types, tensors = tuple(map(type, options)), flatten(_arguments_of(call))

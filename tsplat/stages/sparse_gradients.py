@@ -18,6 +18,7 @@ class SparseGradients:
     def __init__(self) -> None:
         self._dense_ids: Tensor | None = None
         self._n_gaussians = 0
+        self._visible_ids: Tensor | None = None
 
     def attach(self, tensor: Tensor | None) -> Tensor | None:
         """Returns a view of the tensor whose gradient is sparse: a COO tensor with a row per visible Gaussian."""
@@ -29,9 +30,11 @@ class SparseGradients:
         self._dense_ids, self._n_gaussians = projected.dense_ids, projected.n_gaussians
 
     def visible_ids(self) -> Tensor:
-        """Returns ascending indices of the Gaussians that any camera sees. [n] int64"""
+        """Returns ascending indices of the Gaussians that any camera sees. [n] int64. Waits for the device once."""
         assert self._dense_ids is not None
-        return torch.unique(self._dense_ids % max(self._n_gaussians, 1))  # type: ignore[no-any-return]
+        if self._visible_ids is None:
+            self._visible_ids = torch.unique(self._dense_ids % max(self._n_gaussians, 1))
+        return self._visible_ids
 
 
 class _SparseGradient(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Validation of Gaussians and cameras: culls and counts invalid ones, or raises an error with the likely cause."""
+"""Validation of Gaussians and cameras: marks invalid ones, or raises an error with the likely cause."""
 
 import warnings
 from typing import Any

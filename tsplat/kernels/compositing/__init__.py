@@ -50,11 +50,11 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
 
 **The files**, in the order of a call: the launchers below call `records` and `part_lists`, `chunks` if a list is cut,
 and `composite_forward`; then `slots`, `composite_backward`, and `slots` again. From 16 channels on, `features_forward`
-and `features_backward`, with `matrices`, replace the walks. `walk_steps` has the steps that walks share, `pixel_sums`
-the sums over the pixels of a part, `rays` the rays of pixels and their gradients, `beams` the bounds of the rays of a
-part, `distortion` the distortion of a feature, and `footprints` the math of a splat. `tuning` chooses parts, chunks and
-compiler options for a device. `kernels/scans.py` keeps lists within preallocated memory, and `alphas` finds the
-Gaussians that contribute to a pixel.
+(if ``channel_chunk`` is at least 16, too) and `features_backward`, with `matrices`, replace the walks. `walk_steps` has
+the steps that walks share, `pixel_sums` the sums over the pixels of a part, `rays` the rays of pixels and their
+gradients, `beams` the bounds of the rays of a part, `distortion` the distortion of a feature, and `footprints` the math
+of a splat. `tuning` chooses parts, chunks and compiler options for a device. `kernels/scans.py` keeps lists within
+preallocated memory, and `alphas` finds the Gaussians that contribute to a pixel.
 """
 
 import torch
@@ -176,7 +176,7 @@ def composite_bwd(
             zero.
         v_splats: Gradients from earlier bands, which are added to and returned; or None.
         lists: The result of :func:`composite_fwd` if there is a single band; None to compute the lists again.
-        rays: As in :func:`composite_fwd`. Gradients are added to ``v_per_pixel``.
+        rays: As in :func:`composite_fwd`. Gradients are written to ``v_per_pixel``.
         depth_sums: [I, H, W], the rendered channel of the last feature; with distortion only.
     """
     gaussian_major = intersections.gaussian_major

@@ -1,4 +1,4 @@
-"""The forward walk over the lists of parts, for fewer than 16 channels. See the docstring of the package.
+"""The forward walk over the lists of parts. See the docstring of the package.
 
 A program composites a part by its whole list, or by one chunk of it. The grid has a program for each chunk, followed by
 a program for each list, which does nothing if the list is cut.

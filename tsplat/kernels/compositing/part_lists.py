@@ -93,9 +93,9 @@ def _part_bits_kernel(
 
 @triton.jit
 def entry_index(bitmasks, bit_counts, part, n_words, index, PTX: tl.constexpr):
-    """Returns the entry of an intersection in the list of a part, an index among all entries, and whether it has one.
+    """Returns the entry of an intersection in the list of a part, an index among all entries, and 1 if it has one.
 
-    Without an entry (0), the index is that of the next intersection that has one.
+    If it has none, the second result is 0, and the first is the entry of the next intersection that has one.
     """
     word_index = part * n_words + (index >> LOG2_WORD)
     word = tl.load(bitmasks + word_index).to(tl.uint32, bitcast=True)

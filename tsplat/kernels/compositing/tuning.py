@@ -25,7 +25,7 @@ CPU_ROWS = 4
 SEVERAL_TILES, MANY_TILES = 700, 2500
 """Numbers of tiles below which parts are eighths of a tile, and above which they are halves, on NVIDIA GPUs. Smaller
 parts give more programs; larger parts share more of the work per Gaussian. On AMD GPUs, parts are whole tiles below
-FEW_TILES and above MANY_TILES, and otherwise halves."""
+FEW_TILES and above MANY_TILES with at most FEATURES_HELD features, and otherwise halves."""
 
 FEW_TILES = 256
 """Number of tiles below which chunks are shortest, and on AMD GPUs parts are whole tiles."""

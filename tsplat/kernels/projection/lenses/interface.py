@@ -13,9 +13,9 @@ class Lens(Contract):
     A point p is in the camera frame, ``intrinsics`` are :class:`Intrinsics`, and k are the values of the lens, see
     ``kernels_torch/lenses/``, or (). Tuples are laid out as in ``device_math.py``.
 
-    EWA splatting uses the first four functions, without coefficients. They are None if it does not support the lens. A
-    row of the Jacobian is the tuple of its entries that are not always zero; AXIS is 0 for the row of u, 1 for that of
-    v. The unscented transform uses ``project``, ``project_vjp`` and ``coefficients_vjp``.
+    EWA splatting uses ``project_with_jacobian``, its gradient, ``row_times`` and ``add_entry_times``, without
+    coefficients. They are None if it does not support the lens. A row of the Jacobian is the tuple of its entries that
+    are not always zero; AXIS is 0 for the row of u, 1 for the row of v. The unscented transform uses the others.
 
     Attributes:
         project_with_jacobian: (p, intrinsics, width, height, FOV_MARGIN) -> pixel, both rows of the Jacobian, and
@@ -25,7 +25,8 @@ class Lens(Contract):
         row_times: (row, W, K, AXIS) -> entry K of a row times the rotation W.
         add_entry_times: (total, row, K, v, AXIS) -> total + entry K of a row * v.
         project: (p, k) -> x, y of the distorted point for a focal length of 1; whether the lens sees the point; and
-            `saved` values for the gradients. The point is in front of the camera.
+            `saved` values for the gradients. The point is in front of the camera, or anywhere if the lens wraps or
+            shows points behind the camera.
         project_vjp: (p, k, `saved`, v_x, v_y) -> gradient of the point.
         coefficients_vjp: (k, `saved`, v_x, v_y) -> gradients of the twelve values of the lens, zero for unused values;
             None if coefficients have no gradients.
