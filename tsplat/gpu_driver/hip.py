@@ -86,7 +86,7 @@ class HipDriver:
     def load(self, image: bytes, metadata: LaunchMetadata, number: int) -> int:
         """Loads a binary. Returns the handle of its kernel."""
         if metadata.cluster > 1:
-            raise DriverError(f"{metadata.name}: AMD GPUs do not support clusters of programs (num_ctas)")
+            raise DriverError(f"{metadata.name}: clusters of programs (num_ctas) are not implemented for AMD GPUs")
         if metadata.overlaps:
             raise DriverError(f"{metadata.name}: AMD GPUs do not support programmatic dependent launch (launch_pdl)")
         module, function = ADDRESS(), ADDRESS()
