@@ -19,6 +19,7 @@ import json
 import math
 import re
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -42,10 +43,12 @@ from tsplat.training.runs.initial_gaussians import initial_gaussians
 
 def prepared_capture() -> Capture:
     """Returns the photographs of `banana` with the cameras and points of `tsplat prepare`."""
-    with TemporaryDirectory() as folder:
-        scene = Path(folder) / "scene"
-        prepare(SCENES / "banana" / "images", scene)
-        return read_capture(scene, downscale=4)
+    folder = TemporaryDirectory()
+    scene = Path(folder.name) / "scene"
+    prepare(SCENES / "banana" / "images", scene)
+    capture = read_capture(scene, downscale=4)
+    weakref.finalize(capture, folder.cleanup)  # not before, as images are read on demand
+    return capture
 
 
 CAPTURES: dict[str, Callable[[], Capture]] = {
