@@ -172,12 +172,12 @@ def _projection(vendor: str) -> Labeled:
         colors, per_camera = (torch.ones(1, N, 3), False), (torch.ones(1, 1, N, 3), True)
         with recorded(vendor) as launches:
             for signals in ({"colors": colors}, {"colors": per_camera}, {"colors": colors, "extra_signals": colors}):
-                kernels.mark_invalid(gaussians, signals, cameras, DEFAULT_NUMERICS)
-            kernels.mark_invalid(None, {}, cameras, DEFAULT_NUMERICS)
+                kernels.find_valid(gaussians, signals, cameras, DEFAULT_NUMERICS)
+            kernels.find_valid(None, {}, cameras, DEFAULT_NUMERICS)
         yield from ((f"validation{name}", call) for call in launches)
         with recorded(vendor) as launches:
             in_two = {"colors": (torch.ones(1, N, 1, 3), False), "shN": (torch.ones(1, N, 15, 3), False)}
-            kernels.mark_invalid(gaussians, in_two, cameras, DEFAULT_NUMERICS)
+            kernels.find_valid(gaussians, in_two, cameras, DEFAULT_NUMERICS)
         yield from ((f"validation{name} in two tensors", call) for call in launches)
 
 

@@ -27,7 +27,7 @@ from .stages.capacity import check_capacity
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
 from .stages.meta import GRAPH_RESULTS, Rendering, describe_reference, describe_render
-from .stages.primitives import composite_maps, with_shapes
+from .stages.primitives import composite_maps, prepare_rows
 from .stages.projection import project
 from .stages.shading import shade
 from .stages.surfels import arrange_images
@@ -51,7 +51,7 @@ def render(call: Call) -> Rendering:
         call.sparse_gradients.set_visible(projected)
     # Shade: the features of each row, to be blended. `shaped` are the rows with the shapes that compositing evaluates.
     features = shade(call, gaussians.means, centers, projected, colors)
-    shaped, features, extra = with_shapes(call, gaussians, cameras, projected, features)
+    shaped, features, extra = prepare_rows(call, gaussians, cameras, projected, features)
     # Exchange: receive the rows of this rank's cameras. A single rank keeps all rows.
     received, features = exchange(call.ranks, shaped, features, absgrad=options.absgrad)
     # Intersect: list the rows of each tile, front to back.
@@ -280,7 +280,7 @@ def rasterization(
     rendering = _render_reference(call) if backend == "reference" else render(call)
     colors = rendering.maps["colors"]
     if call.extra_signals is not None:
-        colors, rendering.meta["render_extra_signals"] = call.split(colors)
+        colors, rendering.meta["render_extra_signals"] = call.split_signals(colors)
     return colors, rendering.maps["alphas"], rendering.meta
 
 

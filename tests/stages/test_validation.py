@@ -14,7 +14,7 @@ from tsplat import kernels_torch
 from tsplat.config import PRESETS
 from tsplat.data import Cameras, Gaussians3D
 from tsplat.kernels_torch.validation import camera_centers
-from tsplat.stages.validation import mark_invalid
+from tsplat.stages.validation import mark_valid
 
 STRUCTURE = scenes.Structure(n=12, cameras=2, channels=3, width=20, height=18, seed=5)
 STEPPED = "did an optimizer step with a non-finite gradient?"
@@ -146,8 +146,8 @@ def test_cameras_equal_those_of_pytorch_operators(change, numerics, dtype):
     kernels = pytest.importorskip("tsplat.kernels")
     cameras, gaussians = Cameras(viewmats, Ks), Gaussians3D(*(made.get(k) for k in Gaussians3D._fields))
     for checked in (None, gaussians):
-        _, found, centers, valid = kernels.mark_invalid(checked, {}, cameras, PRESETS[numerics])
-        _, *expected = kernels_torch.mark_invalid(checked, {}, cameras, PRESETS[numerics])
+        _, found, centers, valid = kernels.find_valid(checked, {}, cameras, PRESETS[numerics])
+        _, *expected = kernels_torch.find_valid(checked, {}, cameras, PRESETS[numerics])
         for a, b in zip((*found, centers, valid), (*expected[0], *expected[1:]), strict=True):
             assert (a is None and b is None) or torch.equal(a.nan_to_num(), b.nan_to_num())
     n_valid = int(valid.sum())
@@ -166,7 +166,7 @@ def test_gradients_of_prepared_cameras(check, numerics):
     viewmats = made["viewmats"].requires_grad_()
 
     made_cameras = Cameras(viewmats, made["Ks"])
-    _, cameras, centers = mark_invalid(gaussians, {}, made_cameras, PRESETS[numerics], "torch", check=check)
+    _, cameras, centers = mark_valid(gaussians, {}, made_cameras, PRESETS[numerics], "torch", check=check)
     (found,) = torch.autograd.grad((cameras.viewmats * cameras.viewmats).sum() + centers.square().sum(), viewmats)
     leaf = cameras.viewmats.detach().requires_grad_()
     squares = leaf.square().sum() + camera_centers(leaf, PRESETS[numerics]).square().sum()

@@ -126,7 +126,7 @@ def _valid_kernel(
     WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, SHN_WIDTH: tl.constexpr,
     EXTRA_WIDTH: tl.constexpr, EXTRA_PER_CAMERA: tl.constexpr, BY_INVERSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Marks valid Gaussians, replaces invalid cameras, and computes camera centers. One lane per Gaussian or camera."""
+    """Finds valid Gaussians, replaces invalid cameras, and computes camera centers. One lane per Gaussian or camera."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if gaussians.means is not None:
         mask = index < n
@@ -158,10 +158,10 @@ def _valid_kernel(
         store_tuple(centers + index * 3, 1, _camera_center(v, BY_INVERSE), mask)
 
 
-def mark_invalid(
+def find_valid(
     gaussians: Gaussians3D | None, signals: dict[str, tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
-    """Marks valid Gaussians, replaces invalid cameras, and computes camera centers. All tensors are contiguous.
+    """Finds valid Gaussians, replaces invalid cameras, and computes camera centers. All tensors are contiguous.
 
     A Gaussian is valid if its values, including signals for all cameras, are at most MAGNITUDE_MAX in magnitude and its
     quaternion is not zero.

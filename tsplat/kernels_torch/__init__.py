@@ -8,16 +8,16 @@ from .intersection import max_unread_spans, prefix_sums, tile_columns, tile_inte
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
-from .validation import mark_invalid
+from .validation import find_valid
 
 __all__ = [
     "adam_step",
     "bytes_per_intersection",
     "composite_bwd",
     "composite_fwd",
+    "find_valid",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
-    "mark_invalid",
     "max_unread_spans",
     "mcmc_noise",
     "mcmc_regularization",

@@ -1,4 +1,4 @@
-"""Marks invalid Gaussians and cameras, in vectorized PyTorch; see ``kernels/validation.py``."""
+"""Finds valid Gaussians and replaces invalid cameras, in vectorized PyTorch; see ``kernels/validation.py``."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from ..data import Cameras, Gaussians3D
 
 
 @torch.no_grad()
-def mark_invalid(
+def find_valid(
     gaussians: Gaussians3D | None, signals: dict[str, tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
     if gaussians is None:

@@ -296,7 +296,7 @@ class TracedCall:
         meta_constants: Key -> value, for values of ``meta`` that are not tensors.
         rows: Key -> view, for values of ``meta`` that are tensors with rows of Gaussians.
         meta_inputs, bands, budget: The source of the lazy values of ``meta``, with views instead of tensors.
-        needed: The view of ``needed``, [6] int64, see :class:`tsplat.data.Intersections`.
+        needed: The view of ``needed``, [N_NEEDED] int64, see :class:`tsplat.data.Intersections`.
         meta_bases: The bases that ``meta`` reads.
         images_backward: The backward pass from images to ``means2d``, and to the inputs of compositing.
         means2d_backward: The backward pass from ``means2d`` to the other inputs; None if none depends on ``means2d``.

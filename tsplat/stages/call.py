@@ -34,7 +34,7 @@ from .lens_models import LensArguments, add_lens, given_intrinsics, u_periods
 from .lidars import LidarLayout
 from .options import IMMUTABLE_TYPES, Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
-from .validation import explain_sizes, mark_invalid, raise_if_invalid, warn_if_nothing_is_visible
+from .validation import explain_sizes, mark_valid, raise_if_invalid, warn_if_nothing_is_visible
 
 
 @dataclasses.dataclass(eq=False)
@@ -137,7 +137,7 @@ class Call:
         if o.validate == "off" and o.sh_degree is None and o.extra_signals_sh_degree is None:
             return gaussians, cameras, None
         signals = {name: (t, is_per_camera(t, degree, len(self.batch))) for name, (t, degree) in self.signals().items()}
-        return mark_invalid(gaussians, signals, cameras, self.settings.numerics, o.backend, check=o.validate != "off")
+        return mark_valid(gaussians, signals, cameras, self.settings.numerics, o.backend, check=o.validate != "off")
 
     def fused_harmonics(self, centers: Tensor | None) -> Harmonics:
         """Returns the spherical harmonics to evaluate in the autograd node of the projection, if there are three
@@ -207,7 +207,7 @@ class Call:
         local: Cameras = restore(structure(cameras), [None if t is None else t[:, rows] for t in flatten(cameras)])
         return local
 
-    def split(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def split_signals(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Splits rendered channels into colors, with depth as the last channel if rendered, and extra signals."""
         assert self.extra_signals is not None
         end = images.shape[-1] - int(self.options.renders_depth)
@@ -226,7 +226,7 @@ DERIVED = ("options", *(field.name for field in dataclasses.fields(Call) if not 
 """Attributes derived from the options and the shapes, dtypes and devices of tensors."""
 
 _checked: dict[Any, dict[str, Any]] = {}
-"""Cache: cache key of a call -> the values of ``DERIVED``."""
+"""Cache: check key of a call, see :func:`_check_or_look_up` -> the values of ``DERIVED``."""
 
 CHECKED_MAX = 256
 
@@ -288,9 +288,9 @@ def _check_or_look_up(call: Call) -> None:
     options = call.options
     types, tensors = tuple(map(type, options)), flatten(_arguments_of(call))
     tensor_keys = [type(None) if t is None else tensor_key(t) for t in tensors]
-    key = (options, types, type(call.cameras), torch.is_grad_enabled(), *tensor_keys)
+    check_key = (options, types, type(call.cameras), torch.is_grad_enabled(), *tensor_keys)
     is_cacheable = None not in tensor_keys and IMMUTABLE_TYPES.issuperset(types) and forward_ad._current_level < 0
-    checked = _checked.get(key) if is_cacheable else None
+    checked = _checked.get(check_key) if is_cacheable else None
     # A tensor without an address was freed. The checks raise for it.
     if checked is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):
         refuse_transforms()
@@ -300,7 +300,7 @@ def _check_or_look_up(call: Call) -> None:
         if is_cacheable and all(map(operator.is_, flatten(_arguments_of(call)), tensors)):
             if len(_checked) >= CHECKED_MAX:
                 _checked.clear()
-            _checked[key] = {name: getattr(call, name) for name in DERIVED}
+            _checked[check_key] = {name: getattr(call, name) for name in DERIVED}
 
 
 def _check_values(call: Call) -> None:

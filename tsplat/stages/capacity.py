@@ -50,7 +50,7 @@ class _Check:
     """A pending check of whether a call exceeded its capacities.
 
     Attributes:
-        needed: [6] int64, see :class:`Intersections`.
+        needed: [N_NEEDED] int64, see :class:`Intersections`.
         copied: The CUDA event after which ``needed`` is valid; None if it already is.
         capacities: The capacities of the lists.
         auto_key: The key in ``_automatic`` to update; None without ``"auto"``.
@@ -125,7 +125,7 @@ def check_capacity(
 
 
 def check_replayed(needed: Tensor, capacities: Capacities) -> None:
-    """Same as :func:`check_capacity`, for a replayed call with ``needed`` [6] int64."""
+    """Same as :func:`check_capacity`, for a replayed call with ``needed`` [N_NEEDED] int64."""
     if (check := _copied_check(needed, capacities, None)) is not None:
         _submit(check)
 

@@ -20,7 +20,7 @@ from .lens_models import u_periods
 from .surfel_pixels import composite_surfels, with_screen_gradient
 
 
-def with_shapes(
+def prepare_rows(
     call: Call, gaussians: Gaussians3D, cameras: Cameras, projected: ProjectedGaussians, features: Features
 ) -> tuple[ProjectedGaussians, Features, dict[str, Tensor]]:
     """Adds the shapes of the footprint to projected Gaussians, and the features of outputs to features.

@@ -53,7 +53,7 @@ class _Prepared(torch.autograd.Function):
         return v_viewmats, None, None, None, None
 
 
-def mark_invalid(
+def mark_valid(
     gaussians: Gaussians3D,
     signals: dict[str, tuple[Tensor, bool]],
     cameras: Cameras,
@@ -62,7 +62,7 @@ def mark_invalid(
     *,
     check: bool,
 ) -> tuple[Gaussians3D, Cameras, Tensor]:
-    """Marks invalid Gaussians, replaces invalid cameras by cameras that see nothing, and computes camera centers.
+    """Marks valid Gaussians, replaces invalid cameras by cameras that see nothing, and computes camera centers.
 
     Args:
         gaussians: Contiguous Gaussians with opacities.
@@ -76,8 +76,8 @@ def mark_invalid(
     """
     others = {name: t for name, t in cameras._asdict().items() if t is not None and name not in CHECKED_BY_KERNELS}
     with full_precision():
-        marked = _mark_invalid(cameras, others) if check and others else cameras
-        valid, prepared, centers, valid_cameras = launchers(gaussians.means.device, backend).mark_invalid(
+        marked = _invalidate_cameras(cameras, others) if check and others else cameras
+        valid, prepared, centers, valid_cameras = launchers(gaussians.means.device, backend).find_valid(
             gaussians if check else None,
             {name: (values.contiguous(), per_camera) for name, (values, per_camera) in signals.items() if check},
             contiguous(marked),
@@ -87,7 +87,7 @@ def mark_invalid(
         viewmats, centers = _Prepared.apply(cameras.viewmats, prepared.viewmats, centers, valid_cameras, numerics)  # type: ignore[no-untyped-call]
         prepared = prepared._replace(viewmats=viewmats)
     if others:
-        prepared = prepared._replace(**_replace_invalid(others, valid_cameras))
+        prepared = prepared._replace(**_zero_invalid(others, valid_cameras))
         if "shutter" in others:
             if valid_cameras is not None:
                 prepared = prepared._replace(shutter=replace_invalid_paths(others["shutter"], valid_cameras))
@@ -96,13 +96,13 @@ def mark_invalid(
 
 
 @torch.no_grad()
-def _mark_invalid(cameras: Cameras, others: dict[str, Tensor]) -> Cameras:
+def _invalidate_cameras(cameras: Cameras, others: dict[str, Tensor]) -> Cameras:
     """Sets the view matrices of cameras to NaN if another tensor of the camera is invalid."""
     invalid = torch.stack([exceeds(tensor, tensor.dim() - 2) for tensor in others.values()]).any(0)
     return cameras._replace(viewmats=torch.where(invalid[..., None, None], torch.nan, cameras.viewmats))
 
 
-def _replace_invalid(others: dict[str, Tensor], valid: Tensor | None) -> dict[str, Tensor]:
+def _zero_invalid(others: dict[str, Tensor], valid: Tensor | None) -> dict[str, Tensor]:
     """Replaces the tensors of invalid cameras by zeros, so that these cameras get no gradient."""
     if valid is None:
         return others

@@ -34,8 +34,6 @@ from .update_pass import Capture, UpdatePass
 from .view_corrections import ViewGains, apply_exposure
 from .view_passes import ViewInputs, ViewPasses, ViewResults
 
-Meta = dict[str, Any]
-
 GAINS_START = 0.1
 """Fraction of the run after which gains of views are estimated; before, holes of the model would look like darkness."""
 
@@ -129,7 +127,7 @@ class ViewGradients:
 
     def compute(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], n_gaussians: int
-    ) -> tuple[Tensor, list[Meta]]:
+    ) -> tuple[Tensor, list[dict[str, Any]]]:
         """Renders this rank's views and computes the gradients of their losses and of the regularization.
 
         `views` are the indices of the views of all ranks, `backgrounds` RGB in [0, 1] of each, and `n_gaussians` is the
@@ -158,7 +156,7 @@ class ViewGradients:
 
     def _compute(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], kind: ViewKind | None
-    ) -> tuple[Tensor, list[Meta]]:
+    ) -> tuple[Tensor, list[dict[str, Any]]]:
         """Computes :meth:`compute` by rasterization calls, without regularization.
 
         If lists exceed their capacity, the views are rendered again without a capacity. Passes for views of `kind` get
@@ -203,7 +201,7 @@ class ViewGradients:
 
     def _accumulate(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], capacity: Capacity
-    ) -> tuple[Tensor, list[Meta]]:
+    ) -> tuple[Tensor, list[dict[str, Any]]]:
         """Renders this rank's views and adds the gradients of their losses. Returns as :meth:`compute`.
 
         If Gaussians are sharded, the ranks render together; see :func:`calls_of_ranks`.
@@ -222,7 +220,9 @@ class ViewGradients:
             metas.append(meta if keeps_meta else {"n_cameras": meta["n_cameras"]})
         return torch.stack(metrics).sum(0), metas
 
-    def _forward_backward(self, step: int, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, Meta]:
+    def _forward_backward(
+        self, step: int, index: int, background: Color, capacity: Capacity
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
         camera = self._corrected_camera(step, index)
         view = self._view_for_step(step, index, camera)
@@ -261,7 +261,7 @@ class ViewGradients:
             image = torch.where(mask[..., None], image, target)
         return image, loss(image, target), gain_change
 
-    def _render_for_others(self, step: int, index: int, capacity: Capacity) -> Meta:
+    def _render_for_others(self, step: int, index: int, capacity: Capacity) -> dict[str, Any]:
         """Joins a collective render without a view of its own, as other ranks' cameras may see this rank's Gaussians.
 
         `index` is one of the views that the other ranks render, which all have the same size and camera model. Returns
@@ -286,7 +286,7 @@ class ViewGradients:
         step: int = 0,
         n_cameras: int | None = None,
         gaussians: Gaussians | None = None,
-    ) -> tuple[Tensor, Tensor, Meta]:
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D].
 
         Depth is rendered if a loss that is active at this step needs it. None for `gaussians` means all. Returns as
@@ -399,7 +399,7 @@ class ViewGradients:
             state.append(self.gains.logs)
         return passes.results(kind, make_inputs, state)
 
-    def _store_results(self, results: ViewResults, index: int) -> tuple[Tensor, list[Meta]]:
+    def _store_results(self, results: ViewResults, index: int) -> tuple[Tensor, list[dict[str, Any]]]:
         """Stores the gradients of a view on the parameters. Returns as :meth:`compute`."""
         params = self._parameters.params
         gradients = dict(zip(params, results.gradients, strict=True))
@@ -459,7 +459,7 @@ class ViewGradients:
         )
 
 
-def _capacities_needed(calls: Sequence[Any], metas: Sequence[Meta]) -> Capacities:
+def _capacities_needed(calls: Sequence[Any], metas: Sequence[dict[str, Any]]) -> Capacities:
     """Returns the capacities that the lists of calls needed; waits for the device.
 
     `calls` are the calls with a capacity; if there are none, the number of intersections is read from `metas`.

@@ -67,8 +67,8 @@ class ViewResults:
 
     Attributes:
         metrics: [2] loss and PSNR.
-        needed: [6] int64, the capacities that lists needed; the last value is 1 if they exceeded the given capacities,
-            so that all results are invalid, and otherwise 0.
+        needed: [N_NEEDED] int64, the capacities that lists needed; the last value is 1 if they exceeded the given
+            capacities, so that all results are invalid, and otherwise 0.
         gain_change: [3], see :meth:`.view_corrections.ViewGains.estimate`; None if gains are not estimated.
         rows: [R] int64, the Gaussians that have gradients, see :class:`ViewInputs`; None for all.
         gradients: Gradient of each parameter, or None.

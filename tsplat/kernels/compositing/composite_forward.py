@@ -60,7 +60,7 @@ def _composite_fwd_kernel(
     # Begin: the entries and pixels of the program, and T in front of the entries. A negative T means that the pixel has
     # stopped.
     program = tl.program_id(0)
-    entry_range, pixels, shown, transmittance = begin_forward(
+    entry_range, pixels, is_unmasked, transmittance = begin_forward(
         program, ranges, masks, chunks.products, part_grid, rays, PART, WALK.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
     begin, end, center = entry_range.begin, entry_range.end, pixels.position
@@ -69,7 +69,7 @@ def _composite_fwd_kernel(
     if WALK.DISTORTION:
         color = color + (1.0 - tl.abs(transmittance),)
         median = tl.zeros([HEIGHT, WIDTH], tl.int32)
-    alive = shown & (begin < end)
+    alive = is_unmasked & (begin < end)
     ids += entry_range.start
     if alive:
         record, row_behind, ahead = first_record(records, ids, begin, VALUES, WALK)

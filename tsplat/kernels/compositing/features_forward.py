@@ -58,7 +58,7 @@ def _features_fwd_kernel(
     dtype = records.dtype.element_ty
     channel_group = tl.program_id(0) % channel_groups
     program = tl.program_id(0) // channel_groups
-    entry_range, pixels, shown, transmittance = begin_forward(
+    entry_range, pixels, is_unmasked, transmittance = begin_forward(
         program, ranges, masks, chunks.products, part_grid, rays, PART, PRODUCTS.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
     begin, end, center = entry_range.begin, entry_range.end, pixels.position
@@ -67,7 +67,7 @@ def _features_fwd_kernel(
     first_channel = channel_group * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
     ids += entry_range.start
     # Triton 3.7 cannot compile the loop for a GPU unless `alive` is assigned after the other variables of the loop.
-    alive = shown
+    alive = is_unmasked
     done = begin
     while (done < end) & alive:
         # Blend the Gaussians of the group one after the other: w = alpha T;  T <- T (1 - alpha). Past the end, repeats

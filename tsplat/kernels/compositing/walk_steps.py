@@ -311,20 +311,20 @@ def begin_forward(
     entry_range = load_range(program, ranges, PART.CHUNK)
     index = entry_range.list_index
     pixels = part_pixels(index, 0, part_grid, rays, PART, PART.HEIGHT, dtype)
-    shown = True
+    is_unmasked = True
     if masks is not None:
-        shown = tl.load(masks + (part_grid.first_tile + index % part_grid.n_tiles)) != 0
+        is_unmasked = tl.load(masks + (part_grid.first_tile + index % part_grid.n_tiles)) != 0
     # A negative T means that the pixel has stopped.
     transmittance = tl.where(has_ray(pixels.position, pixels.inside), 1.0, -1.0).to(dtype)
     if products is not None:
-        if entry_range.is_chunk & shown:
+        if entry_range.is_chunk & is_unmasked:
             # T <- T times the product of 1 - alpha over each chunk in front
             for earlier in range(entry_range.first_chunk, program):
                 address = products + tl.cast(earlier, tl.int64) * (PART.WIDTH * PART.HEIGHT) + pixels.part_index
                 transmittance *= tl.load(address)
             alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
             transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
-    return entry_range, pixels, shown, transmittance
+    return entry_range, pixels, is_unmasked, transmittance
 
 
 @triton.jit

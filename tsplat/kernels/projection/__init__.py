@@ -134,16 +134,16 @@ def _projection_bwd_kernel(
     zero = tl.zeros([BLOCK], gaussian.mean[0].dtype)
     screen = Screen(width=width, height=height, eps2d=eps2d)
     total, v_opacity = (zero,) * GRADIENTS, zero
-    seen = tl.zeros([BLOCK], tl.int1)
+    seen_by_any = tl.zeros([BLOCK], tl.int1)
     is_clean = mask
     for camera_index in range(n_cameras):
         image = batch * n_cameras + camera_index
         row, visible = _find_rows(row_of, radii, image * n_gaussians + n, mask)
-        seen = seen | visible
+        seen_by_any = seen_by_any | visible
         camera = load_camera(cameras, image, CONSTANTS.N_LENS)
 
         # The incoming gradients of the row, and whether they are finite.
-        v_mean2d, v_depth, v_shape, v_normal, v_row_opacity, v_rho = None, None, None, None, None, None
+        v_mean2d, v_depth, v_shape, v_normal, v_row_opacity, v_compensation = None, None, None, None, None, None
         incoming = zero
         if v_projected.v_means2d is not None:
             v_mean2d = load_tuple(v_projected.v_means2d + row * 2, 1, 2, visible)
@@ -161,13 +161,13 @@ def _projection_bwd_kernel(
             v_row_opacity = tl.load(v_projected.v_opacities + row, mask=visible, other=0.0)
             incoming += tl.abs(v_row_opacity)
         if v_projected.v_compensations is not None:
-            v_rho = tl.load(v_projected.v_compensations + row, mask=visible, other=0.0)
-            incoming += tl.abs(v_rho)
+            v_compensation = tl.load(v_projected.v_compensations + row, mask=visible, other=0.0)
+            incoming += tl.abs(v_compensation)
         is_clean = is_clean & finite(incoming)
 
         v_row = RowGradients(
             v_mean2d=v_mean2d, v_depth=v_depth, v_shape=v_shape, v_normal=v_normal, v_opacity=v_row_opacity,
-            v_compensation=v_rho,
+            v_compensation=v_compensation,
         )  # fmt: skip
         # Gradients of the Gaussian and of the camera by the vector-Jacobian product, and whether they are finite.
         v_inputs = PROJECTOR.vjp(
@@ -202,7 +202,7 @@ def _projection_bwd_kernel(
     # Gradients of quaternion and scales, from the gradient of the covariance or the axes, summed over cameras.
     v_quat, v_scale, v_covar = PROJECTOR.finish(gaussians, gaussian_id, mask, gaussian, total)
     outgoing = size_of(total[:3] + v_quat + v_scale + v_covar) + tl.abs(v_opacity)
-    kept = seen & (finite(outgoing) | (is_clean == 0))
+    kept = seen_by_any & (finite(outgoing) | (is_clean == 0))
     store_tuple(v_gaussians.means + gaussian_id * 3, 1, total[:3], mask, kept)
     if v_gaussians.opacities is not None:
         tl.store(v_gaussians.opacities + gaussian_id, tl.where(kept, v_opacity, 0.0), mask=mask)

@@ -18,7 +18,8 @@ N_COEFFICIENTS = tl.constexpr(LENS_COEFFICIENTS)
 """Number of values of a lens with gradients: its coefficients, then zeros."""
 
 PATH_VALUES, PATH_USED, PATH_GRADIENTS = tl.constexpr(SHUTTER_VALUES), tl.constexpr(16), tl.constexpr(15)
-"""Number of values of ``Cameras.shutter``; of those, the first 16 are a :class:`Path`, and the first 15 have gradients.
+"""Number of values of ``Cameras.shutter``; of those, the first 16 are a :class:`Path`, and the first 15 have gradients:
+all but ``inverse_sine``. A camera center (3), which kernels do not use, and a padding value follow.
 """
 
 

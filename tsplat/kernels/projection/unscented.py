@@ -304,14 +304,14 @@ def _point_vjp(
 
 @triton.jit
 def _project(gaussian, camera, opacity, screen, CONSTANTS: tl.constexpr):
-    mean2d, p, sharp, visible, _ = _unscented(gaussian, camera, screen, CONSTANTS)
+    mean2d, p, sharp, seen, _ = _unscented(gaussian, camera, screen, CONSTANTS)
     ellipse = visible_ellipse(sharp, blur(sharp, screen.eps2d), opacity, CONSTANTS)
     depth, z = _depths(p, CONSTANTS)
     radii = ellipse.radii
     if CONSTANTS.LENS.WRAPS:
         radii = _radii_on_sphere(radii, mean2d[1], depth, gaussian.scale, camera.intrinsics, CONSTANTS)
     return Projection(
-        seen=visible & ellipse.seen, depth=depth, z=z, mean2d=mean2d, radii=radii, shape=ellipse.conic, normal=(),
+        seen=seen & ellipse.seen, depth=depth, z=z, mean2d=mean2d, radii=radii, shape=ellipse.conic, normal=(),
         compensation=ellipse.compensation, opacity=ellipse.opacity,
     )  # fmt: skip
 
