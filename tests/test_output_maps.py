@@ -11,8 +11,8 @@ from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat import output_maps
 from tsplat.output_maps import DISTORTIONS, HITS, MEDIANS, RAY_NORMALS, SURFEL_NORMALS, Output, Rule, split_channels
-from tsplat.passes import replay_cache, traced_calls
-from tsplat.stages import call, meta, options
+from tsplat.passes import replay_cache
+from tsplat.stages import call
 
 SQUARES = Output("squares", Rule.SUM, 2, lambda rows: torch.stack([rows.depths, rows.depths.square()], -1), "squares")
 
@@ -26,9 +26,8 @@ def squares_on_request(monkeypatch):
         call._checked.clear()
         replay_cache.clear_caches()
 
-    for module in (output_maps, options, meta):
-        monkeypatch.setattr(module, "ON_REQUEST", (own,))
-    monkeypatch.setattr(traced_calls, "IN_META", (own,))
+    monkeypatch.setattr(output_maps, "ON_REQUEST", (own,))
+    monkeypatch.setattr(output_maps, "IN_META", (own,))
     forget()
     yield
     forget()

@@ -20,13 +20,12 @@ from tsplat.data import ProjectionSettings
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=15)
 @given(
-    seed=st.integers(0, 2**31), compensate=st.booleans(), covars=st.booleans(), packed=st.booleans(),
-    near=st.sampled_from([0.01, -10.0]),
+    seed=st.integers(0, 2**31), covars=st.booleans(), packed=st.booleans(), near=st.sampled_from([0.01, -10.0]),
+    data=st.data(),
 )  # fmt: skip
-def test_outputs_and_gradients_match_reference(backend, camera_model, seed, compensate, covars, packed, near):
+def test_outputs_and_gradients_match_reference(backend, camera_model, seed, covars, packed, near, data):
     """The loss is on every output: means2d, depths, conics and compensations."""
-    if camera_model != "pinhole":
-        compensate = True
+    compensate = camera_model != "pinhole" or data.draw(st.booleans(), label="compensate")
     scene = scenes.make(scenes.Structure(n=9, batch=(2,), seed=seed, covars=covars, camera_model=camera_model))
     options = dict(near_plane=near, camera_model=camera_model)
     triangle = ((0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2))

@@ -1,4 +1,8 @@
-"""The functions of ``kernels`` in vectorized PyTorch, for devices without Triton. Names and signatures are the same."""
+"""The functions of ``kernels`` in vectorized PyTorch, for devices without Triton. Names and signatures are the same.
+
+This holds for the functions that this package exports. Projectors, lenses and footprints have the same names as in
+``kernels``, but other interfaces: tensor operations need other functions than device functions of a lane or a pixel.
+"""
 
 from .adam import adam_step
 from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, tile_alphas

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from .. import output_maps
 from ..config import Capacities
 from ..errors import UnsupportedError
-from ..output_maps import IN_META
 from ..precision import full_precision
 from ..runtime.bundles import leaves, map_tree
 from ..runtime.tracing import Step, Trace, TracedTensor, storage_of
@@ -196,7 +196,7 @@ def _trace_forward(trace: Trace, function: Callable[..., Any], arguments: dict[s
         *images, meta = trace.record(functools.partial(function, **arguments))
     (check,) = checks
     values, n_images = dict(dict.items(meta)), len(images)
-    named = [output.meta for output in IN_META if output.meta in values]
+    named = [output.meta for output in output_maps.IN_META if output.meta in values]
     extra = {n: values[n] for n in named if values[n].shape[:-1] == images[0].shape[:-1]}  # or values of rows
     images += [image for image in extra.values() if all(image is not other for other in images)]
     in_meta = {name: next(i for i, other in enumerate(images) if other is image) for name, image in extra.items()}

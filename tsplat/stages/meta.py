@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from .. import output_maps
 from ..config import PRESETS
 from ..data import Cameras, Intersections, ProjectedGaussians, TileGrid
-from ..output_maps import EXTRA_SIGNALS, ON_REQUEST
+from ..output_maps import EXTRA_SIGNALS
 from ..runtime.operators import Arguments, Results
 from .call import Call
 from .intersection import BandedIntersections, count_tiles, encode_ids
@@ -247,7 +248,7 @@ def _sizes_are_known(a: Arguments) -> bool:
 
 
 def _names(a: Arguments) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    asked = [output for output in (EXTRA_SIGNALS, *ON_REQUEST) if _is_given(a[output.argument])]
+    asked = [output for output in (EXTRA_SIGNALS, *output_maps.ON_REQUEST) if _is_given(a[output.argument])]
     images = ("render_colors", "render_alphas", *[output.meta for output in asked])
     return images, (*ROW_NAMES, "overflow") if a["validate"] == "off" else (*ROW_NAMES, "n_invalid", "overflow")
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
-from .. import config
+from .. import config, output_maps
 from ..arguments import check_bool, check_culling, check_numerics, check_tile_size
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..kernels_torch.lenses import LENSES
-from ..output_maps import DEPTHS, HITS, OF_SURFELS, ON_REQUEST, PLANE_DEPTHS, Output
+from ..output_maps import DEPTHS, HITS, OF_SURFELS, PLANE_DEPTHS, Output
 from ..scalars import check_choice, check_size, equals, to_int
 from .eval3d import ray_footprint
 from .lens_models import check_camera_model, check_unscented, name_of
@@ -199,7 +199,7 @@ class Options(NamedTuple):
 
     def outputs(self) -> tuple[Output, ...]:
         """Returns the maps to render besides colors and alphas."""
-        asked = [output for output in ON_REQUEST if getattr(self, output.argument)]
+        asked = [output for output in output_maps.ON_REQUEST if getattr(self, output.argument)]
         if self.surfels:
             asked += OF_SURFELS
         if self.renders_depth or self.surfels:

@@ -46,7 +46,7 @@ def _transmittance_kernel(
     WALK: tl.constexpr,
 ):
     """Computes the product of 1 - alpha over each chunk of a list except the last one, also for stopped pixels."""
-    PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
+    PART: tl.constexpr = WALK.PART
     dtype = records.dtype.element_ty
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY_VALUES

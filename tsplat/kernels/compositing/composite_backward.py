@@ -198,12 +198,13 @@ def _composite_bwd_kernel(
     A program composites PARTS_PER_PROGRAM parts of a tile, one after the other. If there are several, they add to the
     same slots. The program walks one layer. With HAS_CARRY, it starts from the pixel state stored by the layer behind.
     """
-    PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
+    PART: tl.constexpr = WALK.PART
     dtype = records.dtype.element_ty
     VALUES: tl.constexpr = WALK.FOOTPRINT.VALUES + OPACITY_VALUES + WALK.FEATURES
     BLOCKS: tl.constexpr = PART.HEIGHT // BLOCK_HEIGHT
     UNROLL: tl.constexpr = WALK.UNROLL
     if layer.isect_starts is not None:
+        # The memory begins with the first slot of the layer. Numbers of slots count from the first layer.
         v_slots += tl.cast(layer.first_slot, tl.int64) * -COLUMNS
     program = tl.program_id(0)
     for part in range(PARTS_PER_PROGRAM):
@@ -322,6 +323,7 @@ def walk_bwd(
     shape = band.shape
     is_last = slots.layers is None or layer.number == slots.layers.n - 1
     if slots.parts_per_program > 1 and not is_last:
+        # The parts of a tile add to slots. The memory holds the sums of the layer behind.
         slots.v_slots.zero_()
     folds = approximate(records) and shape.width * shape.height % 32 == 0
     _composite_bwd_kernel.launch(

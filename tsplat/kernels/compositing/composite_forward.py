@@ -46,7 +46,7 @@ def _composite_fwd_kernel(
     STEP: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
     """Walks the lists of parts front to back, and stores pixels, or the colors of chunks."""
-    PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
+    PART: tl.constexpr = WALK.PART
     dtype = records.dtype.element_ty
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     FEATURES: tl.constexpr = WALK.FEATURES

@@ -102,7 +102,7 @@ def _features_bwd_kernel(
     A program composites PARTS_PER_PROGRAM parts of a tile, one after the other. If there are several, they add to the
     same slots.
     """
-    PART: tl.constexpr = PRODUCTS.PART  # Triton 3.6 cannot pass a field that is a bundle
+    PART: tl.constexpr = PRODUCTS.PART
     FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
     CHANNELS: tl.constexpr = PRODUCTS.CHANNELS
     WIDTH: tl.constexpr = PART.WIDTH
@@ -183,7 +183,7 @@ def _features_bwd_kernel(
             local = FOOTPRINT.locate(record, _of_group(pixels.position))
             e = FOOTPRINT.log2_alpha(record, local)
             kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (entry[:, None, None] < last[None])
-            alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.FAST), 0.0)
+            alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.FAST, PRODUCTS.AMD), 0.0)
             # Blend the Gaussians one after the other, for w and g:
             # T <- T / (1 - alpha);  w = alpha T;  g = w (v . c - behind), 0 where alpha is clamped;
             # behind <- behind + alpha (v . c - behind)

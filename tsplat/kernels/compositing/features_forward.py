@@ -48,7 +48,7 @@ def _features_fwd_kernel(
 
     ``channel_groups`` programs composite a part. Each composites BLOCKS blocks of CHANNELS channels.
     """
-    PART: tl.constexpr = PRODUCTS.PART  # Triton 3.6 cannot pass a field that is a bundle
+    PART: tl.constexpr = PRODUCTS.PART
     FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
     CHANNELS: tl.constexpr = PRODUCTS.CHANNELS
     WIDTH: tl.constexpr = PART.WIDTH
@@ -79,7 +79,7 @@ def _features_fwd_kernel(
             record = load_tuple(records + row * PRODUCTS.RECORD_WIDTH, 1, VALUES)
             e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, center))
             kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (done + k < end)
-            alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], PRODUCTS.FAST), 0.0)
+            alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], PRODUCTS.FAST, PRODUCTS.AMD), 0.0)
             weight, added, transmittance = absorb(transmittance, alpha, PRODUCTS.TRANSMITTANCE_MIN)
             weights = set_kth(weights, k, tl.where(added, weight, 0.0))
             if images.last_ids is not None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...config import ALPHA_MIN, FEATURES_MIN, TRANSMITTANCE_MIN
 from ...data import Splats
-from ..launch import approximate
+from ..launch import approximate, is_amd
 from .footprints import Footprint
 from .walk_steps import BandTask, Part
 
@@ -107,7 +107,7 @@ class Products(NamedTuple):
         RECORD_WIDTH, CHANNELS: Number of values of a record, and of channels of a block, whose features are a matrix.
         SPLIT, EXACT: See ``product``.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha and of T.
-        FAST: See ``walk_steps.Walk``.
+        FAST, AMD: See ``walk_steps.Walk``.
     """
 
     FOOTPRINT: Footprint
@@ -120,6 +120,7 @@ class Products(NamedTuple):
     LOG2_ALPHA_MAX: float
     TRANSMITTANCE_MIN: float
     FAST: bool
+    AMD: bool
 
     @classmethod
     def of(cls, records: Tensor, splats: Splats, band: BandTask) -> "Products":
@@ -137,4 +138,5 @@ class Products(NamedTuple):
             LOG2_ALPHA_MAX=math.log2(band.settings.numerics.alpha_max),
             TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
             FAST=fast,
+            AMD=is_amd(records),
         )

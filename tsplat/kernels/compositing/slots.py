@@ -330,6 +330,7 @@ def _row_sum_kernel(
     program, lane = tl.program_id(0), tl.arange(0, LANES)
     group = (program // blocks).to(tl.int64) * GROUP
     if layer.first_positions is not None:
+        # The memory begins with the first slot of the layer. Numbers of slots count from the first layer.
         v_slots += tl.cast(layer.first_slot, tl.int64) * -WIDTH
         group += tl.load(layer.first_positions + layer.number)
         n_rows = tl.load(layer.first_positions + layer.number + 1)

@@ -173,7 +173,8 @@ class Walk(NamedTuple):
     """Constants of kernels that walk lists Gaussian by Gaussian.
 
     Attributes:
-        FOOTPRINT, PART: The footprint; see :class:`Part`.
+        FOOTPRINT: The footprint.
+        PART: See :class:`Part`. Kernels assign it to a variable, as Triton 3.6 cannot pass a field that is a bundle.
         RECORD_WIDTH, COLORS, FEATURES: Number of values of a record, of colors, and of colors and depth.
         UNROLL, PREFETCH: Unroll factor of the loop, and number of entries by which it prefetches; 0 for none.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha and of T.
@@ -408,7 +409,7 @@ def load_entry_slots(entries, pointer, index):
 
 
 @triton.jit
-def clamped_alpha(e, limit, FAST: tl.constexpr, AMD: tl.constexpr = False):
+def clamped_alpha(e, limit, FAST: tl.constexpr, AMD: tl.constexpr):
     """Returns min(2^e, limit). Callers replace results below the threshold of alpha."""
     if not (FAST or AMD):
         # Subnormal numbers cost a CPU a hundred cycles.

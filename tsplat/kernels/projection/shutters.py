@@ -10,8 +10,8 @@ import triton.language as tl
 from ...config import SHUTTER_STEPS
 from ..device_math import add, dot, matvec3, normalize4, rotation
 from .lens_pixels import lens_pixel, lens_pixel_vjp
+from .lenses.angles import sine
 from .loaded_cameras import Pose
-from .windshield import sine
 
 STEPS = tl.constexpr(SHUTTER_STEPS)
 

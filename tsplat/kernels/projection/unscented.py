@@ -37,11 +37,10 @@ from ..device_math import (
 )
 from .covariances import blur, visible_ellipse, visible_ellipse_vjp
 from .lens_pixels import coefficients_vjp, lens_pixel, lens_pixel_vjp, pixel_difference, u_period, whole_periods
-from .lenses.equirectangular import atan2
+from .lenses.angles import atan2, sine
 from .loaded_cameras import N_COEFFICIENTS, PATH_GRADIENTS
 from .projector import InputGradients, Projection, Projector
 from .shutters import exposed_pixel, exposure_time_vjp, pose_at, pose_at_vjp, to_camera
-from .windshield import sine
 
 BEYOND = tl.constexpr(BEHIND_POLE)
 PI = tl.constexpr(math.pi)

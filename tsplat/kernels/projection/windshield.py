@@ -10,12 +10,9 @@ import triton
 import triton.language as tl
 
 from ..device_math import constant
+from .lenses.angles import sine
 from .lenses.fisheye import fisheye_direction
 
-N_SINE = tl.constexpr(10)
-SINE = tl.constexpr(tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(N_SINE.value, -1, -1)))
-"""Taylor coefficients of the sine, highest term first. The error is below 1e-13 in [-SINE_MAX, SINE_MAX]."""
-SINE_MAX = tl.constexpr(2.5)
 RIGHT_ANGLE = tl.constexpr(math.pi / 2)
 
 N_POLYNOMIAL = tl.constexpr(21)
@@ -102,14 +99,3 @@ def refract_vjp(p, refraction, v):
         tl.where(exists, of_psi * aside_y - along_x * p[1], 0.0),
         tl.where(exists, -(along_x + along_y) * p[2], 0.0),
     )
-
-
-@triton.jit
-def sine(x):
-    """Returns the sine of an angle that is first clamped to [-SINE_MAX, SINE_MAX]."""
-    x = tl.minimum(tl.maximum(x, -SINE_MAX), SINE_MAX)
-    square = x * x
-    total = constant(SINE[0], x)
-    for k in tl.static_range(N_SINE):
-        total = total * square + SINE[k + 1]
-    return total * x

@@ -14,27 +14,15 @@ which p is (0, y, r). The difference of the latitudes b' and b is computed in a 
     sin(b' - b) = (d_y r - y (r' - r)) / (|p| |p + d|),  r' - r = (d_x^2 + d_z (2 r + d_z)) / (r' + r)
 """
 
-import math
-
 import triton
 import triton.language as tl
 
 from ....config import AXIS_MIN
 from ...device_math import add, dot
-from .fisheye import fisheye_direction
+from .angles import atan2
 from .interface import Lens
 
 SQUARE_MIN = tl.constexpr(AXIS_MIN)
-PI = tl.constexpr(math.pi)
-
-
-@triton.jit
-def atan2(sine, cosine):
-    """Returns the angle of the vector (cosine, sine), of any length, in (-pi, pi]."""
-    direction = fisheye_direction((sine, sine * 0.0, cosine))
-    unit_sine = direction.unit[0]
-    # At an angle of pi, k is infinite.
-    return tl.where((cosine < 0.0) & (tl.abs(unit_sine) < 1e-15), PI, direction.k * unit_sine)
 
 
 @triton.jit
