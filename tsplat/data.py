@@ -368,8 +368,8 @@ class Intersections(NamedTuple):
         keys, key_bias: [M] flat tile of each intersection minus ``key_bias``, which lets keys be int16; None if
             unknown.
         capacities: The capacities of all lists, if M is a capacity; or None.
-        needed: [6] int64, the sizes that lists need, in the order of :class:`~tsplat.config.Capacities`, then 1 if any
-            exceeds its capacity: all lists are then empty. None without capacities.
+        needed: [N_NEEDED] int64, the sizes that lists need, in the order of :class:`~tsplat.config.Capacities`, then 1
+            if any exceeds its capacity: all lists are then empty. None without capacities.
     """
 
     first_tile: int

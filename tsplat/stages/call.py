@@ -282,7 +282,7 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
 def _check_or_look_up(call: Call) -> None:
     """Checks tensors and options, and sets the attributes ``DERIVED``.
 
-    A call with the cache key of an earlier one takes ``DERIVED`` from the cache. A call is not cached if the checks
+    A call with the check key of an earlier one takes ``DERIVED`` from the cache. A call is not cached if the checks
     replaced tensors: by plain tensors, placeholders of colors, or cameras with lenses.
     """
     options = call.options
