@@ -429,7 +429,8 @@ class PartLists(NamedTuple):
         bitmasks: [parts, words] int32, one bit per intersection: whether it reaches the part. None if a tile is one
             part.
         bit_counts: [parts words], number of set bits up to the end of each word. None if a tile is one part.
-        walk_ends: [parts * tiles] int32, one past the last entry of each list that a pixel passed; None if unknown.
+        walk_ends: [parts * tiles] int32, one past the last entry of each list that a pixel passed, an index into all
+            entries; None if unknown.
         n_walked: [] int64, number of entries before ``walk_ends``; None if unknown.
         chunk_starts: [parts * tiles + 1] int32, first chunk of each list, then the number of chunks; None if no list is
             cut.
@@ -523,7 +524,8 @@ class RenderBuffers(NamedTuple):
     Attributes:
         colors: [I, H, W, D], with depth as the last channel if it is rendered, then distortion if it is rendered.
         transmittances: [I, H, W], T behind the last Gaussian.
-        last_ids: [I, H, W] int32, one past the last list entry that the pixel passed; None without gradients.
+        last_ids: [I, H, W] int32, number of entries of the list up to the last one that the pixel passed; None without
+            gradients.
         median_rows: [I, H, W] int32, the last row with T > 1/2 in front of it, or -1; or None.
         alphas: [I, H, W, 1], 1 - T; or None.
     """

@@ -949,7 +949,7 @@ MUTANTS = [
         ("        rest = rest * transmittance", "        pass", "background's gradient not attenuated"),
         ("backgrounds[tile.image]", "backgrounds[0]", "every image has the first background"),
         ("weight *= running", "pass", "a pixel never stops"),
-        ("if shown is None or shown[index] else start", "", "tile masks ignored"),
+        ("if unmasked is None or unmasked[index] else start", "", "tile masks ignored"),
     ),
     *_in("kernels_torch/footprints/ellipse.py", _torch("tests/stages/test_compositing.py"),
         ("(columns_dy * dx).sum(0)", "(columns_dy * dy.mean(0)).sum(0)", "wrong moment"),

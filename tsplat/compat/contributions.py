@@ -174,8 +174,8 @@ class Contributions:
             find_alphas = launchers(self.result_ids.device).tile_alphas(self.splats, self.settings)
         else:
             records = pack_records(self.splats, self.settings)
-        shown = None if self.masks is None else self.masks.flatten().tolist()
-        for tile in tiles(self.intersections, len(self.result_ids), self.settings, shown):
+        unmasked = None if self.masks is None else self.masks.flatten().tolist()
+        for tile in tiles(self.intersections, len(self.result_ids), self.settings, unmasked):
             if limits is not None:
                 start, end = (min(tile.start + limit, tile.end) for limit in limits)
                 tile = dataclasses.replace(tile, start=start, end=end)

@@ -53,9 +53,9 @@ class Tile:
 
 
 def tiles(
-    intersections: Intersections, n_images: int, settings: CompositingSettings, shown: list[bool] | None
+    intersections: Intersections, n_images: int, settings: CompositingSettings, unmasked: list[bool] | None
 ) -> Iterator[Tile]:
-    """Iterates over the tiles of a band. The range of intersections is empty for tiles that are not shown."""
+    """Iterates over the tiles of a band. The range of intersections is empty for tiles whose mask is false."""
     width, height, size = settings.camera.width, settings.camera.height, settings.tile_size
     grid = TileGrid.cover(n_images, width, height, size)
     bounds = itertools.pairwise(intersections.isect_offsets.tolist())
@@ -63,7 +63,7 @@ def tiles(
         image, tile = divmod(index, grid.tiles_per_image)
         top, left = tile // grid.tile_width * size, tile % grid.tile_width * size
         pixels = slice(top, min(top + size, height)), slice(left, min(left + size, width))
-        yield Tile(image, pixels, start, end if shown is None or shown[index] else start)
+        yield Tile(image, pixels, start, end if unmasked is None or unmasked[index] else start)
 
 
 class _Features:
@@ -167,9 +167,9 @@ def composite_fwd(
 ) -> PartLists | None:
     means2d, channels, footprint = splats.means2d, splats.n_features, FOOTPRINTS[settings.footprint]
     records, features = pack_records(splats, settings), _Features(splats)
-    shown = None if masks is None else masks.flatten().tolist()
+    unmasked = None if masks is None else masks.flatten().tolist()
     centers = pixel_centers(settings.camera.width, settings.camera.height, means2d)
-    for tile in tiles(intersections, len(buffers.colors), settings, shown):
+    for tile in tiles(intersections, len(buffers.colors), settings, unmasked):
         here = (tile.image, *tile.pixels)
         shape = buffers.transmittances[here].shape
         transmittance = means2d.new_ones(shape.numel())

@@ -30,8 +30,8 @@ from ..runtime.bundles import flatten, restore, split, structure
 from .inputs import contiguous
 
 WALKED_MAX = FEATURES_MIN - 1
-"""Maximum number of features of a walk, which distortion, normals and hits require. More features are composited by
-matrix products."""
+"""Maximum number of features that are composited by walks, which distortion, normals and hits require. More features
+are composited by matrix products."""
 
 
 class _Inputs(NamedTuple):

@@ -28,7 +28,7 @@ from .walk_steps import (
 )
 
 CHANNELS_MAX = 8
-"""Maximum number of channels of a group: the channels that one walk accumulates."""
+"""Maximum number of channels of a group: the channels that one walk accumulates. Several walks composite more."""
 
 
 @kernel(strided=("backgrounds", "images.colors", "chunks.colors"))
