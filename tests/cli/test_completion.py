@@ -22,7 +22,7 @@ def script(capsys, shell):
 
 def test_options_of_train_are_those_of_its_help(capsys):
     listed = set()
-    for preset in ("standard", "mcmc", "adaptive", "fixed", "refine"):
+    for preset in ("standard", "compact", "mcmc", "adaptive", "fixed", "refine"):
         with pytest.raises(SystemExit):
             cli.main(["train", "--preset", preset, "--help-all"])
         text = capsys.readouterr().out
@@ -45,7 +45,7 @@ def test_script_has_all_commands(capsys, shell):
     [
         ("tr", {"train"}),
         ("train --pre", {"--preset", "--precision"}),
-        ("train --preset ", {"standard", "mcmc", "adaptive", "fixed", "refine"}),
+        ("train --preset ", {"standard", "compact", "mcmc", "adaptive", "fixed", "refine"}),
         ("train sc", {"scene"}),
         ("blocks ", {"plan", "train", "merge"}),
         ("blocks merge plan --out a.spz --format c", {"compressed-ply"}),

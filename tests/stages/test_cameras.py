@@ -1,7 +1,6 @@
 """A tensor that is added to cameras reaches kernels, validation, and other ranks: here a shift of the image."""
 
 import re
-import sys
 from typing import Annotated, NamedTuple, get_type_hints
 
 import pytest
@@ -60,7 +59,7 @@ def render(patch, scene, kind, shift, **options):
     patch.setattr(kernels_torch, "projection_fwd", projection_fwd)
     patch.setattr(kernels_torch, "projection_bwd", projection_bwd)
     with pytest.MonkeyPatch.context() as within:
-        within.setattr(sys.modules["tsplat.stages.call"], "Cameras", lambda viewmats, Ks: kind(viewmats, Ks, shift))
+        within.setattr("tsplat.stages.call.Cameras", lambda viewmats, Ks: kind(viewmats, Ks, shift))
         return tsplat.rasterization(**scene, packed=False, backend="torch", **options)
 
 

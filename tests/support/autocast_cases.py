@@ -314,8 +314,8 @@ for name, change in {
     plain_case(f"gsplat.strategy.ops.{name}", functools.partial(_changed, change))
 
 
-def _refined(strategy, steps, gradients=None):
-    """Runs steps of a strategy that all refine."""
+def _refined(strategy, steps, **arguments):
+    """Runs steps of a strategy that all refine, with further arguments."""
 
     def change(params, optimizers, state):
         state.clear()
@@ -330,7 +330,7 @@ def _refined(strategy, steps, gradients=None):
                 info["means2d"].grad = generated(1, n, 2, high=0.01)
                 strategy.step_post_backward(params, optimizers, state, step, info)
             else:
-                strategy.step_post_backward(params, optimizers, state, step, info, lr=1e-3)
+                strategy.step_post_backward(params, optimizers, state, step, info, lr=1e-3, **arguments)
 
     return lambda: _changed(change)
 
@@ -338,6 +338,16 @@ def _refined(strategy, steps, gradients=None):
 plain_case(
     "tsplat.strategies.DefaultStrategy",
     _refined(tsplat.strategies.DefaultStrategy(refine_start_iter=0, refine_every=1, reset_every=10), range(1, 4)),
+)
+plain_case(
+    "tsplat.strategies.CompactStrategy",
+    _refined(
+        tsplat.strategies.CompactStrategy(
+            refine_start_iter=0, refine_every=1, prune_start_iter=1, prune_stop_iter=1, prunings=1
+        ),
+        range(1, 4),
+        importance=lambda: torch.arange(9.0),
+    ),
 )
 plain_case(
     "tsplat.strategies.LongAxisStrategy",
