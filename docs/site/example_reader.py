@@ -20,8 +20,9 @@ NOT_EXECUTED = re.compile(r"^# docs: not executed: (.+)\n", re.MULTILINE)
 def package_hash():
     """Returns a hash of the package. It is part of each notebook, so that changes of the package run the notebooks
     again."""
-    sources = b"".join(path.read_bytes() for path in sorted((ROOT / "tsplat").rglob("*.py")))
-    return hashlib.sha256(sources).hexdigest()[:16]
+    package = ROOT / "tsplat"
+    sources = sorted([*package.rglob("*.py"), *package.rglob("*.pyi")])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 def read(text):
