@@ -378,25 +378,33 @@ def test_copies_take_the_same_steps(copied, moments_dtype):
         assert one is not two and torch.equal(one, two)
 
 
+ROWS = torch.tensor([0, 3, 4, 11, 30, 36, -1, -1])
+"""Rows with gradients; -1 fills up."""
+KNOWN_ROWS = ROWS[ROWS >= 0]
+
+
+def set_gradients_of_rows(tensors, generator):
+    """Sets gradients that are zero except for random values in ``KNOWN_ROWS``."""
+    for t in tensors:
+        t.grad = torch.zeros_like(t)
+        t.grad[KNOWN_ROWS] = torch.randn(len(KNOWN_ROWS), *t.shape[1:], generator=generator).to(t.dtype)
+
+
 @pytest.mark.triton
 @pytest.mark.parametrize("moments_dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_of_rows_update_these_rows(dtype, moments_dtype):
     """As a mask does; -1 fills up."""
-    rows = torch.tensor([0, 3, 4, 11, 30, 36, -1, -1])
-    n_known = int((rows >= 0).sum())
-    chosen = rows[:n_known][torch.tensor([0, 1, 3, 5])]
+    chosen = KNOWN_ROWS[torch.tensor([0, 1, 3, 5])]
     expected, found = parameters(dtype), parameters(dtype)
     masked, selected = ([Adam([t], lr=0.1, moments_dtype=moments_dtype) for t in ts] for ts in (expected, found))
     generator = torch.Generator().manual_seed(2)
     for _ in range(3):
-        for t in expected:
-            t.grad = torch.zeros_like(t)
-            t.grad[rows[:n_known]] = torch.randn(n_known, *t.shape[1:], generator=generator).to(dtype)
+        set_gradients_of_rows(expected, generator)
         step_all(masked, visible=torch.isin(torch.arange(37), chosen))
-        repeated = RepeatedStep(selected, rows, {t: other.grad[rows] for t, other in zip(found, expected)})
+        repeated = RepeatedStep(selected, ROWS, {t: other.grad[ROWS] for t, other in zip(found, expected)})
         repeated.advance()
-        repeated.launch(torch.isin(rows, chosen))
+        repeated.launch(torch.isin(ROWS, chosen))
     for one, other, optimizer, other_optimizer in zip(found, expected, selected, masked):
         assert torch.equal(one, other)
         for name in ("exp_avg", "exp_avg_sq"):
@@ -408,20 +416,16 @@ def test_gradients_of_rows_update_these_rows(dtype, moments_dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_without_gradients_are_updated_as_by_zeros(dtype, moments_dtype):
     """Some parameters have gradients of rows, and others of all Gaussians."""
-    rows = torch.tensor([0, 3, 4, 11, 30, 36, -1, -1])
-    n_known = int((rows >= 0).sum())
     expected, found = parameters(dtype), parameters(dtype)
     dense, mixed = ([Adam([t], lr=0.1, moments_dtype=moments_dtype) for t in ts] for ts in (expected, found))
     generator = torch.Generator().manual_seed(2)
     for i in range(4):
-        for t in expected:
-            t.grad = torch.zeros_like(t)
-            t.grad[rows[:n_known]] = torch.randn(n_known, *t.shape[1:], generator=generator).to(dtype)
-        of_rows = {t: other.grad[rows] for t, other in [*zip(found, expected)][i % 2 :: 2]}
+        set_gradients_of_rows(expected, generator)
+        of_rows = {t: other.grad[ROWS] for t, other in [*zip(found, expected)][i % 2 :: 2]}
         for t, other in zip(found, expected):
             t.grad = None if t in of_rows else other.grad.clone()
         step_all(dense)
-        repeated = RepeatedStep(mixed, rows, of_rows, updates_all=True)
+        repeated = RepeatedStep(mixed, ROWS, of_rows, updates_all=True)
         repeated.advance()
         repeated.launch(None)
         assert repeated.is_current()

@@ -384,6 +384,16 @@ def gaussians_of_program(n_gaussians, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def packed_rows_of(row_of, index, mask):
+    """Returns the rows of indices into [B, C, N], and which have one. ``row_of`` is None if rows are not packed."""
+    if row_of is not None:
+        row = tl.load(row_of + index, mask=mask, other=-1).to(tl.int64)
+        return row, row >= 0
+    else:
+        return index, mask
+
+
+@triton.jit
 def load_rotated(gaussians, i, mask):
     """Loads a :class:`RotatedGaussian` of each index, from means, quaternions and scales."""
     mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)

@@ -18,7 +18,17 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from ..data import Coefficients
-from .device_math import add, dot, gaussians_of_program, load_tuple, normalize3, normalize_vjp, store_tuple, where
+from .device_math import (
+    add,
+    dot,
+    gaussians_of_program,
+    load_tuple,
+    normalize3,
+    normalize_vjp,
+    packed_rows_of,
+    store_tuple,
+    where,
+)
 from .launch import (
     CPU_BLOCK,
     CPU_LONG_BLOCK,
@@ -230,11 +240,7 @@ def _sh_bwd_kernel(
     v_mean, v_coeff = (zero,) * 3, (zero,) * (3 * N_BASES)
     for camera in range(n_cameras):
         image = batch * n_cameras + camera
-        row = image * n_gaussians + n
-        visible = mask
-        if row_of is not None:
-            row = tl.load(row_of + row, mask=mask, other=-1).to(tl.int64)
-            visible = row >= 0
+        row, visible = packed_rows_of(row_of, image * n_gaussians + n, mask)
         if radii is not None:
             visible = visible & (tl.load(radii + row * 2, mask=visible, other=0) > 0)
         v_dir = (zero,) * 3

@@ -171,7 +171,7 @@ def wrap(element: str, value: int) -> int:
 
 
 def float_constant(value: float, element: str) -> str:
-    """Returns the text of an f32 or f64 scalar, exact to the bit."""
+    """Returns the bit-exact text of an f32 or f64 scalar."""
     if element == "f32":
         value = struct.unpack("<f", struct.pack("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"

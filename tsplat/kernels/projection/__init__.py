@@ -18,7 +18,16 @@ import triton.language as tl
 from torch import Tensor
 
 from ...data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
-from ..device_math import add_where, constant, finite, gaussians_of_program, load_tuple, size_of, store_tuple
+from ..device_math import (
+    add_where,
+    constant,
+    finite,
+    gaussians_of_program,
+    load_tuple,
+    packed_rows_of,
+    size_of,
+    store_tuple,
+)
 from ..launch import Int, block_size, indices_of, kernel, programs
 from ..packed_rows import pack_rows
 from .camera_sums import CameraSums
@@ -104,8 +113,7 @@ def _projection_fwd_kernel(
 def _find_rows(row_of, radii, dense_id, mask):
     """Returns the rows of dense ids, indices into [B, C, N], and whether they are visible."""
     if row_of is not None:
-        row = tl.load(row_of + dense_id, mask=mask, other=-1).to(tl.int64)
-        return row, row >= 0
+        return packed_rows_of(row_of, dense_id, mask)
     else:
         return dense_id, tl.load(radii + dense_id * 2, mask=mask, other=0) > 0
 
