@@ -169,6 +169,22 @@ def test_gaussians_on_the_axis_and_invalid_cameras_have_finite_gradients(backend
     assert all(gradient.isfinite().all() for gradient in gradients) and gradients[0][0].any()
 
 
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gaussians_beside_a_camera_have_finite_gradients(backend, kind):
+    """Wide lenses see points with a z of exactly 0."""
+    means = torch.tensor([[2.0, 0, 0], [0, -2.0, 0]], dtype=torch.float64, requires_grad=True)
+    colors, alphas, _ = tsplat.rasterization(
+        means, torch.tensor([[1.0, 0, 0, 0]]).expand(2, 4), torch.full((2, 3), 0.2), torch.full((2,), 0.8),
+        torch.ones(2, 3), torch.eye(4)[None], torch.tensor([[[1.0, 0, 40], [0, 1, 40], [0, 0, 1]]]), 80, 80,
+        camera_model="ftheta", ftheta_coeffs=ftheta(kind, 20.0, 2.0), with_ut=True, global_z_order=False,
+        backend=backend,
+    )  # fmt: skip
+    assert alphas[0, 40, 60:].max() > 0.7 and alphas[0, :20, 40].max() > 0.7
+    (gradient,) = torch.autograd.grad((colors * torch.arange(80.0)[:, None]).sum(), means)
+    assert gradient.isfinite().all() and gradient.any()
+
+
 GOOD = lens_of("ANGLE_TO_PIXELDIST", REAL)
 
 

@@ -53,6 +53,20 @@ def test_gradients_of_fast_motions_match_reference(backend, with_eval3d, numeric
         assert_exact(name, one, other)
 
 
+@pytest.mark.parametrize("with_eval3d", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_cameras_that_do_not_turn_match_reference(backend, with_eval3d):
+    """The angle between both rotations is 0, but each of them has a gradient."""
+    scene = make("pinhole", "ROLLING_TOP_TO_BOTTOM", 1) | {"with_eval3d": with_eval3d, "backgrounds": None}
+    for name in ("viewmats", "viewmats_rs"):
+        scene[name][..., :3, :3] = torch.eye(3)
+    *found, _ = images_and_gradients(scene, names_of(scene), backend=backend)
+    *expected, _ = images_and_gradients(scene, names_of(scene), backend="reference")
+    for name, one, other in zip(["colors", "alphas", *names_of(scene)], found, expected):
+        assert_exact(name, one, other)
+    assert found[-1][..., :3, :3].abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("with_eval3d", slow_after(1, [False, True]))
 @pytest.mark.parametrize(("kind", "readout"), PARAMETERS)
 def test_gradcheck(kind, readout, with_eval3d):

@@ -352,9 +352,10 @@ def _pose(path: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     imaginary_part = w0 * v1 - w1 * v0 - torch.linalg.cross(v1.expand_as(v0), v0)
     cosine = w0 * w1 + (v0 * v1).sum(-1, keepdim=True)
     length = imaginary_part.norm(dim=-1, keepdim=True)
-    axis = imaginary_part / torch.where(length > 0, length, 1.0)
     half = time * torch.atan2(length, cosine)
-    w, v = half.cos(), half.sin() * axis
+    # sin(half) / length, whose limit is the time: gradients of both rotations exist if they are equal.
+    ratio = torch.where(length > 0, half.sin() / torch.where(length > 0, length, 1.0), time)
+    w, v = half.cos(), ratio * imaginary_part
     imaginary = w * v0 + w0 * v + torch.linalg.cross(v, v0.expand_as(v))
     q = torch.cat([w * w0 - (v * v0).sum(-1, keepdim=True), imaginary], -1)
     return quaternion_to_rotation(q), (1 - time) * t0 + time * t1

@@ -202,7 +202,7 @@ class FTheta(Lens):
         # Both are 0 for invalid cameras.
         largest, first = (torch.where(value > 0, value, 1.0) for value in (k.theta_max, k.c1))
         distance = _distance(theta.minimum(largest), k) * torch.where(seen, 1.0, theta / largest)
-        at_axis = torch.where(k.inverts > 0, 1 / first, first) / p[2]
+        at_axis = torch.where(k.inverts > 0, 1 / first, first) / torch.where(on_axis, p[2], 1.0)  # z may be 0
         a, b = (torch.where(on_axis, q * at_axis, distance * q / r) for q in p[:2])
         return k.c * a + k.d * b, k.e * a + b, seen
 
