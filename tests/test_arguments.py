@@ -184,8 +184,10 @@ def test_invalid_arguments_of_stages_raise():
     f = torch.zeros
     with pytest.raises(ShapeError, match="coeffs: expected"):
         tsplat.spherical_harmonics(1, f(5, 3), f(4, 4, 3))
-    with pytest.raises(ShapeError, match="degree 1 needs 4 bases"):
+    with pytest.raises(ShapeError, match="degrees_to_use: degree 1 needs 4 bases"):
         tsplat.spherical_harmonics(1, f(5, 3), f(5, 3, 3))
+    with pytest.raises(ArgumentError, match="degrees_to_use: expected an int from 0 to 4, found -1"):
+        tsplat.spherical_harmonics(-1, f(5, 3), f(5, 3, 3))
     with pytest.raises(ShapeError, match="scales: expected"):
         tsplat.quat_scale_to_covar_preci(f(5, 4), f(5, 4))
     with pytest.raises(ShapeError, match="radii: expected"):
@@ -206,6 +208,14 @@ def test_invalid_arguments_of_stages_raise():
             torch.zeros(1, 2, 2).int(),
             torch.zeros(0, dtype=torch.int32),
         )
+
+
+@pytest.mark.parametrize("builtin", [ValueError, RuntimeError])
+def test_invalid_arguments_are_errors_of_both_kinds(scene, builtin):
+    """gsplat 1.6 raises one or the other."""
+    with pytest.raises(builtin, match="means: expected") as found:
+        tsplat.rasterization(**scene | {"means": torch.zeros(12, 2)})
+    assert found.type is ShapeError
 
 
 def test_invalid_settings_of_operations_raise(scene):

@@ -1,8 +1,8 @@
 """Typed errors. A message names the argument, the expected and the actual value, and suggests a fix."""
 
 
-class ArgumentError(ValueError):
-    """An argument is invalid."""
+class ArgumentError(ValueError, RuntimeError):
+    """An argument is invalid. Also a RuntimeError, as in gsplat 1.6, whose operators check their arguments."""
 
 
 class ShapeError(ArgumentError):

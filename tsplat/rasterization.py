@@ -84,7 +84,7 @@ def rasterization(
     covars: Tensor | None = None, with_ut: bool = False, with_eval3d: bool = False,
     radial_coeffs: Tensor | None = None, tangential_coeffs: Tensor | None = None,
     thin_prism_coeffs: Tensor | None = None, ftheta_coeffs: object | None = None,
-    rolling_shutter: object = RollingShutterType.GLOBAL, viewmats_rs: Tensor | None = None,
+    rolling_shutter: RollingShutterType | str = RollingShutterType.GLOBAL, viewmats_rs: Tensor | None = None,
     *,
     backend: Backend = "auto", numerics: NumericsName = "gsplat-1.5", validate: Validate = "cull",
     memory_budget: int | None = None, capacity: Capacity = None, group: ProcessGroup | None = None,

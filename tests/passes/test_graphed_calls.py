@@ -531,6 +531,7 @@ def test_freed_memory_is_refused():
         ({"sparse_grad": True}, "sparse_grad: expected False in a graphed call, found True"),
         ({"validate": "error"}, "validate: expected 'cull' or 'off' in a graphed call, found 'error'"),
         ({"backend": "torch"}, "backend: expected 'auto' or 'triton' in a graphed call, found 'torch'"),
+        ({"lidar_coeffs": object()}, "lidar_coeffs: expected None in a graphed call, found a object; call"),
         (
             {"ftheta_coeffs": [1.0]},
             "ftheta_coeffs: expected a number, a string, a tensor or None in a graphed call, found a list",

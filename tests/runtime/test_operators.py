@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from tests.support import scenes
+from tests.support import lenses, scenes
 from tests.support.backends import BACKENDS
 from tests.tools import compiled_layouts
 from tsplat import CapacityError, l1_and_ssim, l1_ssim_loss, rasterization
@@ -81,6 +81,16 @@ def test_graphs_give_the_bits_of_eager_calls(structure, options, backend):
     with torch.no_grad():
         assert torch.equal(run(scenes.leaves(scene), backend=backend, **options)[0], eager[0])
     assert operator_of(rasterization)._graphs == graphs  # none is built without gradients
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rolling_shutters_are_part_of_graphs(backend):
+    scene = lenses.make("pinhole", "ROLLING_TOP_TO_BOTTOM", dtype=torch.float32) | {"with_eval3d": True}
+    eager, _ = differentiate(loss, scene, backend=backend)
+    readout = scene["rolling_shutter"]
+    for name in (readout, readout.name):
+        found, _ = differentiate(compiled(loss), scene | {"rolling_shutter": name}, backend=backend)
+        assert all(torch.equal(one, other) for one, other in zip(eager, found, strict=True))
 
 
 def test_losses_are_part_of_graphs():

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import tsplat
 from tests.support import lidars, scenes
+from tsplat.stages.agreement import check_distributed
 
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
@@ -81,6 +82,15 @@ def test_missing_process_group_raises():
         tsplat.rasterization(**scene, distributed=True)
     with pytest.raises(tsplat.ArgumentError, match="group: passed, but distributed is False"):
         tsplat.rasterization(**scene, group=object())
+
+
+def test_what_ranks_cannot_share_is_refused():
+    with pytest.raises(tsplat.UnsupportedError, match=r"here \[2\], are not implemented; pass means \[N, 3\]"):
+        check_distributed(torch.Size([2]), [])
+    with pytest.raises(
+        tsplat.UnsupportedError, match=r"colors per camera are .*; pass per-Gaussian colors \[N, \.\.\.\]"
+    ):
+        check_distributed(torch.Size([]), ["colors"])
 
 
 @pytest.mark.long

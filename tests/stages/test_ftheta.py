@@ -191,8 +191,11 @@ GOOD = lens_of("ANGLE_TO_PIXELDIST", REAL)
 @pytest.mark.parametrize(
     ("lens", "words"),
     [
-        (None, "ftheta_coeffs.reference_poly: expected one of 'PIXELDIST_TO_ANGLE', 'ANGLE_TO_PIXELDIST', found None"),
-        (dict(reference_poly="BOTH"), "ftheta_coeffs.reference_poly: expected one of"),
+        (None, "ftheta_coeffs: expected an FThetaCameraDistortionParameters, as camera_model is 'ftheta', found None"),
+        (
+            dict(reference_poly="BOTH"),
+            "ftheta_coeffs.reference_poly: expected one of 'PIXELDIST_TO_ANGLE', 'ANGLE_TO_PIXELDIST', found 'BOTH'",
+        ),
         (dict(angle_to_pixeldist_poly=REAL[:5]), "ftheta_coeffs.angle_to_pixeldist_poly: expected 6 numbers"),
         (dict(pixeldist_to_angle_poly=None), "ftheta_coeffs.pixeldist_to_angle_poly: expected 6 numbers, found None"),
         (dict(angle_to_pixeldist_poly=(0.0, math.nan, 0, 0, 0, 0)), "expected a finite number, found nan"),

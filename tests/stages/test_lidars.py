@@ -173,6 +173,16 @@ def test_all_maps_are_range_images(backend):
     torch.testing.assert_close(several, image.expand(2, *image.shape), rtol=0, atol=1e-12)
 
 
+def test_sizes_of_cameras_are_not_read():
+    """Nor do they choose the tile size."""
+    scene = make(0) | {"tile_size": None}
+    expected, _, meta = tsplat.rasterization(**scene)
+    assert meta["tile_size"] == 8
+    for width, height in ((2000, 3000), (None, 0)):
+        found, _, meta = tsplat.rasterization(**scene | dict(width=width, height=height, Ks=torch.zeros(2)))
+        assert torch.equal(found, expected) and meta["tile_size"] == 8
+
+
 def test_lists_hold_few_tiles():
     """Rows are aligned, so that offsets of many columns do not make lists longer."""
     counts = [
@@ -218,7 +228,9 @@ def test_fields_of_view():
         (dict(camera_model="pinhole"), "lidar_coeffs: expected None, as camera_model is 'pinhole'; pass 'lidar'"),
         (dict(rolling_shutter="ROLLING_TOP_TO_BOTTOM"), "rolling_shutter: expected GLOBAL or ROLLING_LEFT_TO_RIGHT"),
         (dict(rolling_shutter="ROLLING_LEFT_TO_RIGHT"), "viewmats_rs: expected the poses at the end"),
-        (dict(radial_coeffs=torch.zeros(1, 4)), "radial_coeffs: expected None"),
+        (dict(radial_coeffs=torch.zeros(1, 4)), "radial_coeffs: expected None for lidars"),
+        (dict(external_distortion_coeffs=tsplat.BivariateWindshieldModelParameters()),
+         "external_distortion_coeffs: expected None for lidars"),
         (dict(lidar_coeffs=object()), "lidar_coeffs.row_elevations_rad: expected a tensor"),
         (dict(viewmats=torch.zeros(1, 3, 4)), "viewmats: expected"),
         (dict(rays=torch.zeros(1, 40, 9, 6)), "rays: expected a shape that broadcasts to"),

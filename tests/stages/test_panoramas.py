@@ -229,6 +229,33 @@ def test_a_full_panorama_needs_no_intrinsics(backend):
         tsplat.rasterization(**scene, **PANORAMA | {"camera_model": "fisheye"})
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_single_stages_of_a_full_panorama_need_no_intrinsics(backend):
+    scene = around(4) | {"viewmats": turned(3)}
+    geometry = [scene[name] for name in ("means", "quats", "scales")]
+    options = dict(camera_model="equirectangular", backend=backend)
+    found, expected = (
+        tsplat.fully_fused_projection_with_ut(
+            *geometry, scene["opacities"], scene["viewmats"], Ks, WIDTH, HEIGHT, **options
+        )
+        for Ks in (None, FULL)
+    )  # fmt: skip
+    assert all(torch.equal(one, other) for one, other in zip(found[:4], expected[:4])) and (found[0] > 0).any()
+    n, across, down = len(scene["means"]), -(-WIDTH // 16), -(-HEIGHT // 16)
+    every = torch.arange(across * down, dtype=torch.int32).view(1, down, across) * n
+    lists = every, torch.arange(n, dtype=torch.int32).repeat(across * down)
+    rows = scene["colors"][None], scene["opacities"][None], scene["viewmats"]
+    found, expected = (
+        tsplat.rasterize_to_pixels_eval3d(*geometry, *rows, Ks, WIDTH, HEIGHT, 16, *lists, **options)
+        for Ks in (None, FULL)
+    )  # fmt: skip
+    assert all(torch.equal(one, other) for one, other in zip(found, expected)) and found[1].max() > 0.5
+    with pytest.raises(tsplat.ArgumentError, match="Ks: expected a tensor"):
+        tsplat.rasterize_to_pixels_eval3d(
+            *geometry, *rows, None, WIDTH, HEIGHT, 16, *lists, **options | {"camera_model": "fisheye"}
+        )
+
+
 def test_parts_of_a_panorama_are_cut_out_of_it():
     """Principal points may be anywhere, and turns away."""
     scene = around(5) | {"viewmats": turned(0)}

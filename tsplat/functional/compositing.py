@@ -32,7 +32,14 @@ from ..runtime.compilation import eager, with_plain_tensors
 from ..stages.compositing import composite_outputs
 from ..stages.eval3d import camera_rays, check_rays, given_rays, ray_footprint, third_axes
 from ..stages.inputs import check_scene, flatten_batch, flatten_batches
-from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, name_of
+from ..stages.lens_models import (
+    LensArguments,
+    add_lens,
+    check_camera_model,
+    check_unscented,
+    given_intrinsics,
+    name_of,
+)
 from ..stages.surfel_pixels import composite_surfels, with_screen_gradient
 from .tile_lists import TileLists
 
@@ -233,7 +240,7 @@ def rasterize_to_pixels_eval3d(
     colors: Tensor,
     opacities: Tensor,
     viewmats: Tensor,
-    Ks: Tensor,
+    Ks: Tensor | None,
     image_width: int,
     image_height: int,
     tile_size: int,
@@ -352,6 +359,7 @@ def ray_inputs(
     lists = TileLists.check(*(arguments[name] for name in names))
     camera_model = arguments["camera_model"]
     check_camera_model(camera_model, with_ut=True)
+    Ks = given_intrinsics(Ks, camera_model, viewmats, (lists.width, lists.height))
     readout = name_of(arguments["rolling_shutter"])
     check_rolling_shutter(readout)
     preset = check_numerics(arguments["numerics"])

@@ -23,7 +23,7 @@ from ..precision import in_full_precision
 from ..runtime.compilation import eager, with_plain_tensors
 from ..scalars import check_size
 from ..stages.inputs import check_scene, flatten_batches, in_dtype
-from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, name_of
+from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, given_intrinsics, name_of
 from ..stages.projection import project
 from ..stages.sparse_gradients import SparseGradients
 
@@ -123,7 +123,7 @@ def fully_fused_projection_with_ut(
     scales: Tensor,
     opacities: Tensor | None,
     viewmats: Tensor,
-    Ks: Tensor,
+    Ks: Tensor | None,
     width: int,
     height: int,
     eps2d: float = 0.3,
@@ -148,7 +148,8 @@ def fully_fused_projection_with_ut(
     """Projects 3D Gaussians to the image plane by the unscented transform. Same as gsplat 1.5.3, and differentiable.
 
     Args:
-        means, quats, scales, opacities, viewmats, Ks: As in :func:`fully_fused_projection`.
+        means, quats, scales, opacities, viewmats, Ks: As in :func:`fully_fused_projection`. Ks may be None for full
+            panoramas.
         width, height, eps2d, near_plane, far_plane, radius_clip: As in :func:`fully_fused_projection`.
         calc_compensations, camera_model, backend, numerics: As in :func:`fully_fused_projection`.
         ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, rolling_shutter, viewmats_rs: As
@@ -193,7 +194,7 @@ def fully_fused_projection_with_ut(
         backend=backend,
         unscented=check_unscented(True, ut_params, preset, global_z_order, camera_model),
     )
-    cameras = Cameras(viewmats, Ks)
+    cameras = Cameras(viewmats, given_intrinsics(Ks, camera_model, viewmats, (width, height)))
     batch, _, n_cameras = check_scene(means, quats, scales, None, (6,), opacities, cameras)
     lens = LensArguments(
         radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs

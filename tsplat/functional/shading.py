@@ -46,7 +46,7 @@ def spherical_harmonics(
     check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, None], "[..., K, D] with the leading dimensions of dirs")
     if coeffs.shape[-1] == 0:
         raise ShapeError(f"coeffs: expected at least one channel, found {list(coeffs.shape)}")
-    degrees_to_use = check_sh_degree(degrees_to_use, coeffs.shape[-2])
+    degrees_to_use = check_sh_degree(degrees_to_use, coeffs.shape[-2], "degrees_to_use")
     if masks is not None:
         check_tensor("masks", masks, dirs.shape[:-1], "[...] with the leading dimensions of dirs", dtypes=BOOLS)
     check_devices(dict(dirs=dirs, coeffs=coeffs, masks=masks))

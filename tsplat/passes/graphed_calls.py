@@ -191,8 +191,9 @@ def _check_values(arguments: dict[str, Any]) -> None:
     """Raises UnsupportedError if graphs do not support the value of an argument."""
     values = {name: value for name, value in arguments.items() if not isinstance(value, Tensor)}
     for name, value, supported in unsupported("passes", values):
+        found = repr(value) if type(value) in IMMUTABLE_TYPES else f"a {type(value).__name__}"
         raise UnsupportedError(
-            f"{name}: expected {supported} in a graphed call, found {value!r}; call the function itself"
+            f"{name}: expected {supported} in a graphed call, found {found}; call the function itself"
         )
     for name, value in values.items():
         if type(value) not in IMMUTABLE_TYPES:

@@ -23,7 +23,8 @@ Result = TypeVar("Result")
 
 REASON = (
     "tsplat launches kernels, which are not traced; graphs contain rasterization() with packed=False and an integer "
-    "capacity, and the image losses, of plain tensors; torch.export is not implemented"
+    "capacity, and the image losses, of plain tensors and without objects such as lidar_coeffs; torch.export is not "
+    "implemented"
 )
 
 

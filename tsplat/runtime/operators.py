@@ -31,7 +31,7 @@ LIBRARY = torch.library.Library("tsplat", "DEF")  # type: ignore[no-untyped-call
 SCHEMA_TYPES = {
     "Tensor": "Tensor", "Tensor | None": "Tensor", "bool": "bool", "int": "SymInt", "int | None": "SymInt?",
     "float": "float", "Capacity": "SymInt?", "Backend": "str", "CameraModel": "str", "NumericsName": "str",
-    "Padding": "str", "RasterizeMode": "str", "RenderMode": "str", "Validate": "str",
+    "Padding": "str", "RasterizeMode": "str", "RenderMode": "str", "RollingShutterType | str": "str", "Validate": "str",
 }  # fmt: skip
 """Annotation of a parameter, as text -> its type in the schema of an operator. Parameters with other annotations must
 have their default values."""
@@ -105,7 +105,8 @@ class Operator:
     def call(self, arguments: Arguments) -> Any:
         """Calls the function through its operators."""
         tensors = [arguments[name] for name in self._tensors]
-        settings = tuple([arguments[name] for name in self._settings])
+        # Operators take names of enum members.
+        settings = tuple([getattr(arguments[name], "name", arguments[name]) for name in self._settings])
         enabled = torch.is_grad_enabled()
         needs = [enabled and tensor is not None and tensor.requires_grad for tensor in tensors]
         differentiable, others = self._results.names(arguments)

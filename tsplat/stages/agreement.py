@@ -211,7 +211,7 @@ def check_distributed(batch: torch.Size, per_camera: Sequence[str]) -> None:
             f"distributed: leading batch dimensions, here {list(batch)}, are not implemented; pass means [N, 3]"
         )
     for name in per_camera:
-        raise UnsupportedError(f"distributed: {name} per camera are not implemented; pass {name} [N, ...]")
+        raise UnsupportedError(f"distributed: {name} per camera are not implemented; pass per-Gaussian {name} [N, ...]")
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from .agreement import Ranks, check_distributed, checks_on_all_ranks, join_ranks
 from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
 from .lens_models import LensArguments, add_lens, given_intrinsics, u_periods
-from .lidars import LidarLayout
+from .lidars import LidarLayout, check_no_lens
 from .options import IMMUTABLE_TYPES, Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, mark_valid, raise_if_invalid, warn_if_nothing_is_visible
@@ -320,6 +320,7 @@ def _check_all(call: Call) -> None:
     sweeps = call.lens.viewmats_rs is not None
     call.options, call.settings = options, settings = check_options(call.options, sweeps=sweeps)
     if call.lidar is not None:
+        check_no_lens(call.lens._asdict())
         call.cameras = call.lidar.cameras(call.cameras)
         call.lens = call.lens._replace(viewmats_rs=call.lidar.camera_frame(call.lens.viewmats_rs))
     vars(call).update(zip(ARGUMENTS, plain_all(ARGUMENTS, _arguments_of(call))))

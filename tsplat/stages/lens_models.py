@@ -244,6 +244,10 @@ def _bivariate(windshield: object, name: str, like: Tensor) -> Tensor:
 
 def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: int, may_see_behind: bool) -> Cameras:
     """Adds an f-theta lens, of tsplat or gsplat, to cameras."""
+    if ftheta is None:
+        raise ArgumentError(
+            "ftheta_coeffs: expected an FThetaCameraDistortionParameters, as camera_model is 'ftheta', found None"
+        )
     names = tuple(FThetaPolynomialType.__members__)
     reference = name_of(getattr(ftheta, "reference_poly", None))
     check_choice("ftheta_coeffs.reference_poly", reference, names)

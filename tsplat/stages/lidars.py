@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..kernels_torch.shutters import path_of, pose_at
 from ..scalars import check_choice
 from .eval3d import rays_of, to_world
-from .lens_models import name_of
+from .lens_models import LensArguments, name_of
 
 SCALE = 1024
 """Pixels per radian of the image of angles, as in gsplat."""
@@ -431,6 +432,13 @@ def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
         time_error=float(time_errors.max()),
         offset_max=SCALE * float(abs(offsets).max()),
     )
+
+
+def check_no_lens(arguments: Mapping[str, Any]) -> None:
+    """Raises if the arguments of a call with a lidar, by name, describe a lens."""
+    for name in LensArguments._fields:
+        if name != "viewmats_rs" and arguments[name] is not None:
+            raise ArgumentError(f"{name}: expected None for lidars, whose rays do not pass through a lens")
 
 
 def check_lidar(

@@ -168,6 +168,8 @@ class Options(NamedTuple):
     def of(cls, arguments: Mapping[str, Any], *, surfels: bool) -> "Options":
         """Takes the options from the arguments of a rendering function."""
         given = {name: arguments[name] for name in cls._fields if name in arguments}
+        if equals(given.get("camera_model"), "lidar"):
+            given |= dict(width=1, height=1)  # the lidar has a size of its own
         if not surfels and given["tile_size"] is None:
             given["tile_size"] = choose_tile_size(given["width"], given["height"], given["with_eval3d"])
         if "rolling_shutter" in given:

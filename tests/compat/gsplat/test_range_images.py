@@ -226,13 +226,13 @@ def test_stages_render_what_rasterization_renders(seed):
     [
         (dict(camera_model="pinhole"), "lidar_coeffs: expected None, as camera_model is 'pinhole'; pass 'lidar'"),
         (dict(lidar_coeffs=None), "lidar_coeffs: expected the parameters of a lidar"),
-        (dict(lidar_coeffs=lidar(0)), "lidar_coeffs.tiling.n_bins_azimuth: expected"),
+        (dict(lidar_coeffs=lidar(0)), "lidar_coeffs: expected a lidar with a tiling, found a RowOffset"),
         (dict(lidar_coeffs=with_tiling(lidar(0), max_pts_per_tile=25)), "tile_size: expected a square of at"),
         (dict(image_width=41), "image_width: expected 40 as in lidar_coeffs, found 41"),
         (dict(rays=torch.zeros(1, 40, 9, 6)), "rays: expected a shape that broadcasts to"),
         (dict(rolling_shutter="ROLLING_TOP_TO_BOTTOM"), "rolling_shutter: expected GLOBAL or ROLLING_LEFT_TO_RIGHT"),
         (dict(viewmats=torch.zeros(1, 3, 4)), "viewmats: expected"),
-        (dict(radial_coeffs=torch.zeros(1, 4)), "radial_coeffs: expected None"),
+        (dict(radial_coeffs=torch.zeros(1, 4)), "radial_coeffs: expected None for lidars"),
         (dict(isect_offsets=torch.zeros(1, 4, 5, dtype=torch.int32)), "isect_offsets: expected"),
     ],
 )

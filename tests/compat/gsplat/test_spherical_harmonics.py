@@ -121,7 +121,7 @@ def test_arguments_are_checked():
     means, viewmats, _, sh = inputs()
     ids = torch.zeros(3, dtype=torch.int64)
     for arguments, match in (
-        ((2, means, viewmats, sh[:, 1:4]), "sh_degree: degree 2 needs 9 bases, but the coefficients have 4"),
+        ((2, means, viewmats, sh[:, 1:4]), "degrees_to_use: degree 2 needs 9 bases, but the coefficients have 4"),
         ((1, means, viewmats, sh[:3, 1:]), "shN: expected coefficients of 5 rows, found 3"),
         ((1, means, viewmats, sh[:, 1:], torch.ones(N, dtype=torch.bool)), r"masks: .* here \[2, 5\], found \[5\]"),
         ((1, means, viewmats, sh[:3, 1:], None, ids, ids), "batch_ids: expected together with"),

@@ -77,6 +77,11 @@ def test_the_map_names_the_missing_package(monkeypatch):
         gsplat.compute_lidar_angles_to_columns_map(lidar(0))
 
 
+def test_lidars_without_tilings_are_in_no_list():
+    with pytest.raises(tsplat.ArgumentError, match="lidar: expected a lidar with a tiling, found a RowOffset"):
+        gsplat.isect_tiles_lidar(lidar(1, dtype=torch.float32), **angular_boxes(1))
+
+
 def test_boxes_that_are_not_finite_are_in_no_list():
     params = lidar(1, dtype=torch.float32)
     tiling = gsplat.compute_lidar_tiling(params, max_pts_per_tile=16, n_bins_elevation=4)

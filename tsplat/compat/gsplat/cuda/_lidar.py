@@ -81,6 +81,17 @@ class RowOffsetStructuredSpinningLidarModelParametersExt(RowOffsetStructuredSpin
         object.__setattr__(self, "tiling", tiling)
 
 
+def tiling_of(name: str, lidar: object) -> LidarTiling:
+    """Returns the tiling of a lidar, tsplat's or gsplat's. ``name`` is the argument of the lidar."""
+    tiling: LidarTiling | None = getattr(lidar, "tiling", None)
+    if tiling is None:
+        raise ArgumentError(
+            f"{name}: expected a lidar with a tiling, found a {type(lidar).__name__}; pass a "
+            "RowOffsetStructuredSpinningLidarModelParametersExt with the tiling of compute_lidar_tiling"
+        )
+    return tiling
+
+
 def _relative_angles(lidar: RowOffsetStructuredSpinningLidarModelParameters) -> tuple[Tensor, Tensor]:
     """Returns azimuths of elements relative to the first element, in spinning direction, and angles below the first
     row, [H, W] each, in radians."""
@@ -229,7 +240,7 @@ def isect_tiles_lidar(
         if n_images is None or image_ids is None:
             raise ArgumentError("image_ids: required with n_images if packed is True")
         check_ids("image_ids", image_ids, check_size("n_images", n_images), depths.shape, "[nnz] as depths")
-    preset, tiling = check_numerics(numerics), lidar.tiling
+    preset, tiling = check_numerics(numerics), tiling_of("lidar", lidar)
     check_devices(
         dict(means2d=means2d, radii=radii, depths=depths, image_ids=image_ids, tiling=tiling.cdf_dense_ray_mask)
     )

@@ -21,7 +21,8 @@ from ....functional.compositing import RayInputs, ray_inputs
 from ....scalars import check_size
 from ....stages.eval3d import check_rays
 from ....stages.lens_models import check_parameters, name_of
-from ....stages.lidars import MARGIN, SCALE, LidarLayout, check_lidar
+from ....stages.lidars import MARGIN, SCALE, LidarLayout, check_lidar, check_no_lens
+from ._lidar import tiling_of
 
 MODEL = "equirectangular"
 """The camera model of projection to angles."""
@@ -53,7 +54,7 @@ def element_inputs(arguments: dict[str, Any]) -> tuple[ElementTiles, RayInputs]:
     for name, size in (("image_width", layout.n_columns), ("image_height", layout.n_rows)):
         if check_size(name, given[name]) != size:
             raise ArgumentError(f"{name}: expected {size} as in lidar_coeffs, found {given[name]}")
-    tiling = getattr(arguments["lidar_coeffs"], "tiling", None)
+    tiling = tiling_of("lidar_coeffs", arguments["lidar_coeffs"])
     tiles = ElementTiles.of(layout, tiling, check_tile_size(given["tile_size"]))
     given |= dict(image_width=tiles.width, image_height=tiles.height)
     if given["rays"] is not None and isinstance(given["viewmats"], Tensor):
@@ -73,6 +74,7 @@ def _as_cameras(arguments: dict[str, Any]) -> tuple[LidarLayout, dict[str, Any]]
     given = dict(arguments)
     lidar, readout, sweeps = given.pop("lidar_coeffs"), name_of(given["rolling_shutter"]), given["viewmats_rs"]
     layout, readout = check_lidar(lidar, given["camera_model"], readout, is_exact=True, sweeps=sweeps is not None)
+    check_no_lens(given)
     cameras = layout.cameras(Cameras(given["viewmats"], given["Ks"]))
     given |= dict(viewmats=cameras.viewmats, Ks=cameras.Ks, viewmats_rs=layout.camera_frame(sweeps))
     return layout, given | dict(camera_model=MODEL, rolling_shutter=readout)

@@ -21,7 +21,7 @@ DEFAULTS = UnscentedTransformParameters()
 @eager
 @with_plain_tensors
 def fully_fused_projection_with_ut(
-    means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor | None, viewmats: Tensor, Ks: Tensor,
+    means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor | None, viewmats: Tensor, Ks: Tensor | None,
     width: int, height: int, eps2d: float = 0.3,
     near_plane: float = 0.01, far_plane: float = 1e10, radius_clip: float = 0.0, calc_compensations: bool = False,
     camera_model: config.CameraModel = "pinhole", ut_params: config.UnscentedTransformParameters | None = DEFAULTS,
@@ -62,8 +62,8 @@ def fully_fused_projection_with_ut(
 @eager
 @with_plain_tensors
 def rasterize_to_pixels_eval3d(
-    means: Tensor, quats: Tensor, scales: Tensor, colors: Tensor, opacities: Tensor, viewmats: Tensor, Ks: Tensor,
-    image_width: int, image_height: int, tile_size: int, isect_offsets: Tensor, flatten_ids: Tensor,
+    means: Tensor, quats: Tensor, scales: Tensor, colors: Tensor, opacities: Tensor, viewmats: Tensor,
+    Ks: Tensor | None, image_width: int, image_height: int, tile_size: int, isect_offsets: Tensor, flatten_ids: Tensor,
     backgrounds: Tensor | None = None, masks: Tensor | None = None,
     camera_model: config.CameraModel = "pinhole", ut_params: config.UnscentedTransformParameters | None = DEFAULTS,
     radial_coeffs: Tensor | None = None, tangential_coeffs: Tensor | None = None,
@@ -98,8 +98,8 @@ def rasterize_to_pixels_eval3d(
 @eager
 @with_plain_tensors
 def rasterize_to_pixels_eval3d_extra(
-    means: Tensor, quats: Tensor, scales: Tensor, colors: Tensor, opacities: Tensor, viewmats: Tensor, Ks: Tensor,
-    image_width: int, image_height: int, tile_size: int, isect_offsets: Tensor, flatten_ids: Tensor,
+    means: Tensor, quats: Tensor, scales: Tensor, colors: Tensor, opacities: Tensor, viewmats: Tensor,
+    Ks: Tensor | None, image_width: int, image_height: int, tile_size: int, isect_offsets: Tensor, flatten_ids: Tensor,
     backgrounds: Tensor | None = None, masks: Tensor | None = None,
     camera_model: config.CameraModel = "pinhole", ut_params: config.UnscentedTransformParameters | None = None,
     rays: Tensor | None = None,
