@@ -143,6 +143,35 @@ def test_more_intersections_than_before(replays):
     assert len(replays) == 3 and replays[0].state.needed[-1] and not replays[1].state.needed[-1]
 
 
+def test_second_image_without_gradients_is_rendered_once(monkeypatch, replays):
+    scene = make()
+    expected = STAGES[rasterization](**scene)[0]
+    replay_cache.clear_caches()
+    measure, measured_sizes = replay_cache.ReplayCache._measure, []
+
+    def noted(self, capacities, arguments):
+        measured_sizes.append(measure(self, capacities, arguments))
+        return measured_sizes[-1]
+
+    monkeypatch.setattr(replay_cache.ReplayCache, "_measure", noted)
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(rasterization(**scene)[0], expected)
+        assert len(replays) == 3 and not measured_sizes
+        bounded, *measured = [replay._runner.traced for replay in replays]
+        assert measured[0] is measured[1]
+        assert all(few <= many for few, many in zip(measured[0].capacities, bounded.capacities, strict=True))
+        assert measured[0].saved_arena.size < bounded.saved_arena.size
+        scene["scales"] *= 4  # exceeds the capacities, so lists are measured before the next trace
+        expected = STAGES[rasterization](**scene)[0]
+        for _ in range(3):
+            assert torch.equal(rasterization(**scene)[0], expected)
+        assert measured_sizes and replays[-1]._runner is replays[-2]._runner
+    measured_sizes.clear()
+    render_thrice(scene)
+    assert measured_sizes
+
+
 def test_capacity_that_is_too_small():
     scene = make()
     for _ in range(3):

@@ -81,6 +81,8 @@ class CacheEntry:
         last_used: The number of calls of the function before the last one with this key.
         options: The options of the calls; None before the first call.
         capacities: The capacities of lists in passes; None before the first call.
+        are_measured: Whether the capacities follow from the required sizes of a call. Those of the first call follow
+            from its number of intersections, which bounds the sizes.
         min_capacities: Capacities that were exceeded: lower bounds for the next trace; or None.
         v_strides: Image index -> strides of the incoming gradient in the first call; C order if absent.
         runner: Runs the passes; None before the call is traced.
@@ -90,6 +92,7 @@ class CacheEntry:
         self.is_replayable, self.last_used = is_replayable, 0
         self.options: Options | None = None
         self.capacities: Capacities | None = None
+        self.are_measured = False
         self.min_capacities: Capacities | None = None
         self.v_strides: dict[int, tuple[int, ...]] = {}
         self.runner: Runner | None = None
@@ -175,10 +178,15 @@ class ReplayCache:
             # On a CPU, the overflow flag is known at once.
             if traced.on_gpu or are_checks_deferred() or call.overflows():
                 check_replayed(call.tensor(traced.needed), traced.capacities)
-        elif call.state.needed is not None and call.state.needed[-1]:
-            needed, too_small = Capacities(*call.state.needed[:-1]), entry.capacities
-            entry.capacities, entry.min_capacities, entry.runner = capacities_for(needed, too_small), too_small, None
-            return None
+        elif call.state.needed is not None:
+            *sizes, overflow = call.state.needed
+            needed, used = Capacities(*sizes), entry.capacities
+            if overflow:
+                entry.capacities, entry.min_capacities = capacities_for(needed, used), used
+                entry.are_measured, entry.runner = False, None
+                return None
+            if not entry.are_measured:  # the next call is traced again, with smaller lists
+                entry.capacities, entry.are_measured, entry.runner = capacities_for(needed), True, None
         return call.results()
 
     def _modes(self) -> list[Any]:
@@ -188,9 +196,14 @@ class ReplayCache:
         ]  # fmt: skip
 
     def _runner(self, entry: CacheEntry, arguments: dict[str, Any]) -> Runner | None:
-        """Returns the runner of an entry. Traces the call if necessary; returns None if that fails."""
-        if entry.runner is None and (traced := self._trace(entry, arguments)) is not None:
-            entry.runner = ReplayRunner(traced)
+        """Returns the runner of an entry. Traces the call if necessary; returns None if that fails.
+
+        Without gradients, a trace takes less time than a rendered image, so the sizes of lists are not measured before:
+        the first replay has long lists, and measures them.
+        """
+        if entry.runner is None:
+            traced = self._trace(entry, arguments, measures=torch.is_grad_enabled())
+            entry.runner = None if traced is None else ReplayRunner(traced)
         return entry.runner
 
     def _add(self, key: Hashable, entry: CacheEntry) -> CacheEntry:
@@ -219,14 +232,20 @@ class ReplayCache:
             if image is not None and image.grad_fn is not None:
                 image.grad_fn.register_prehook(functools.partial(_note_strides, entry.v_strides, i, image.output_nr))
 
-    def _trace(self, entry: CacheEntry, arguments: dict[str, Any]) -> TracedCall | None:
-        """Traces a call, with capacities that fit its lists. Returns None if that fails."""
+    def _trace(self, entry: CacheEntry, arguments: dict[str, Any], *, measures: bool = True) -> TracedCall | None:
+        """Traces a call, with capacities that fit its lists. Returns None if that fails.
+
+        Args:
+            measures: Whether to measure the lists, unless this has been done. After an exceeded capacity, they are
+                measured in any case.
+        """
         assert entry.capacities is not None and entry.options is not None
         counts_lists = entry.options.capacity is None
         try:
             with DeferredSignals():  # an interrupt would leave checks deferred
-                if counts_lists:
+                if counts_lists and not entry.are_measured and (measures or entry.min_capacities is not None):
                     entry.capacities = capacities_for(self._measure(entry.capacities, arguments), entry.min_capacities)
+                    entry.are_measured = True
                 arguments = with_capacities(arguments, entry.capacities)
                 return TracedCall(self._function, arguments, entry.v_strides, counts_lists=counts_lists)
         except Exception as error:  # if the trace fails, the stages run
