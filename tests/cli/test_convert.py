@@ -1,5 +1,6 @@
 """`tsplat convert` and `tsplat export`: models in other formats."""
 
+import json
 import os
 import re
 import signal
@@ -56,6 +57,25 @@ def test_gaussians_without_rotation_stay_invisible(format, model, tmp_path, caps
         assert printed.startswith("wrote 2 Gaussians")
         assert "exactly: Gaussians whose rotation is a quaternion of zeros (1)" in printed
         assert len(found) == 2
+
+
+@pytest.mark.parametrize("name", ["b.ply", "b.splat", "b/meta.json", "b/lod-meta.json", "b.html"])
+def test_convert_prints_what_was_written_as_json(name, model, tmp_path, capsys):
+    out = tmp_path / name
+    assert cli.main(["convert", str(model), str(out), "--json"]) == 0
+    printed = capsys.readouterr()
+    written = json.loads(printed.out)
+    assert (written["out"], written["count"]) == (str(out), 3)
+    assert printed.err.startswith("wrote 3 Gaussians") and "\nnext: " in printed.err
+    files = [out] if out.parent == tmp_path else [path for path in out.parent.rglob("*") if path.is_file()]
+    assert written["size"] == sum(path.stat().st_size for path in files)
+    assert bool(written["lost"]) == ("does not store all" in printed.err) == (name != "b.ply")
+    assert written["format"] == {"b.ply": "ply", "b.splat": "splat", "b/lod-meta.json": "streamed-sog"}.get(name, "sog")
+    assert (0 < written["model_size"] < written["size"]) if name == "b.html" else written["invalid"] == 0
+    assert cli.main(["convert", str(model), str(out), "--json", "--quiet"]) == 0
+    printed = capsys.readouterr()
+    again = json.loads(printed.out)  # a folder's files have other names, and meta.json contains them
+    assert again | {"size": written["size"]} == written and not printed.err
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX limits")

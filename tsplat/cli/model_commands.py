@@ -1,10 +1,12 @@
 """``tsplat convert`` and ``tsplat export``, which write a model in another format."""
 
 import contextlib
+import json
 import shlex
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from .. import ArgumentError
@@ -18,7 +20,7 @@ from ..scene.option_types import ModelFrame
 from ..scene.rotation import transform_gaussians, upright
 from ..viewing import PageExtras, export_page, read_annotations
 from ..viewing.run_files import check_output
-from ..viewing.scene_pages import is_page
+from ..viewing.scene_pages import Embedding, is_page
 from ..viewing.videos import VIDEO_SUFFIXES
 from .argument_types import box_of
 from .large_models import Task, show_passes, warn_user
@@ -30,6 +32,7 @@ from .shared_steps import (
     print_losses,
     print_next,
     refuse,
+    result_only,
 )
 
 EXTRAS = ("description", "annotations", "walk", "url")
@@ -38,14 +41,15 @@ EXTRAS = ("description", "annotations", "walk", "url")
 
 def convert(arguments: Namespace) -> int:
     """Runs ``tsplat convert`` and ``tsplat export``."""
-    if is_page(arguments.out):
-        refuse(arguments, ("memory",), "not for an output that ends in .html, which contains the whole model")
-        refuse(arguments, ("crs",), "not for an output that ends in .html, which cannot store it")
-        if arguments.frame == "files":
-            raise ArgumentError(
-                "--frame: not files for an output that ends in .html, as its viewer has single precision"
-            )
-        return _export_page(arguments)
+    with result_only(arguments, arguments.json):
+        written = _export_page(arguments) if is_page(arguments.out) else _convert(arguments)
+    if arguments.json:
+        print(json.dumps(written))
+    return 0
+
+
+def _convert(arguments: Namespace) -> dict[str, Any]:
+    """Writes a file of a model. Returns its description for ``--json``, as :func:`write`."""
     reason = f"only for an output that ends in .html, found {str(arguments.out)!r}"
     refuse(arguments, ("title", "view", "background", *EXTRAS), reason)
     check_output(arguments.out, arguments.model)
@@ -64,8 +68,7 @@ def convert(arguments: Namespace) -> int:
             matrix = upright(arguments.up)
             rows = rows.map(lambda part: transform_gaussians(part, matrix))
             georeference = None if georeference is None else georeference.moved(matrix)
-        write(arguments, rows, georeference=georeference, frame=arguments.frame)
-    return 0
+        return write(arguments, rows, georeference=georeference, frame=arguments.frame)
 
 
 def written_format(arguments: Namespace) -> Task:
@@ -87,8 +90,8 @@ def write(
     start: float | None = None,
     georeference: Georeference | None = None,
     frame: ModelFrame = "local",
-) -> None:
-    """Writes a model. Prints what was written, and what the format does not store.
+) -> dict[str, Any]:
+    """Writes a model. Prints and returns what was written, and what the format does not store.
 
     With `start`, a time of `time.perf_counter`, size and duration are printed, too. The last line is the command that
     shows the model, if it can: in the local frame, and with a name that fits its format.
@@ -102,32 +105,47 @@ def write(
     n_invalid = sum(int((~part.valid).sum()) for part in rows.chunks()) if is_ply else 0
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
     n_written = len(rows) if is_ply else sum(int(part.has_rotation.sum()) for part in rows.chunks())
-    details = ""
-    if start is not None:
-        folder = out if out.is_dir() else out.parent if out.name in (META, LOD_META) else None
-        files = [out] if folder is None else [folder / META, *folder.glob("*.webp")]
-        if folder is not None and (folder / LOD_META).exists():
-            size = dataset_size(folder)
-        else:
-            size = sum(path.stat().st_size for path in files)
-        details = f": {size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
+    size = size_of(out)
+    details = "" if start is None else f": {size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
     print(f"wrote {n_written:,} Gaussians{invalid} to {out}{details}")
     print_losses(lost, out.name)
     is_absolute = frame == "files" and format_of(out, arguments.format) in ABSOLUTE
     print_georeference(out, georeference, is_absolute=is_absolute)
     if frame == "local" and (out.is_dir() or arguments.format in (None, format_of(out, None))):
         print_next("view", out)
+    return {
+        "out": str(out),
+        "format": format_of(out, arguments.format),
+        "count": n_written,
+        "invalid": n_invalid,
+        "size": size,
+        "lost": lost,
+    }
 
 
-def _export_page(arguments: Namespace) -> int:
-    """Runs ``tsplat convert`` and ``tsplat export`` to an HTML file."""
+def size_of(out: Path) -> int:
+    """Returns the size in bytes of a model's file, or of the files of its folder."""
+    folder = out if out.is_dir() else out.parent if out.name in (META, LOD_META) else None
+    if folder is not None and (folder / LOD_META).exists():
+        return dataset_size(folder)
+    files = [out] if folder is None else [folder / META, *folder.glob("*.webp")]
+    return sum(path.stat().st_size for path in files)
+
+
+def _export_page(arguments: Namespace) -> dict[str, Any]:
+    """Writes an HTML file. Returns its description for ``--json``."""
+    refuse(arguments, ("memory",), "not for an output that ends in .html, which contains the whole model")
+    refuse(arguments, ("crs",), "not for an output that ends in .html, which cannot store it")
+    if arguments.frame == "files":
+        raise ArgumentError("--frame: not files for an output that ends in .html, as its viewer has single precision")
+    file_format: Embedding = arguments.format or "sog"
     options = options_of(arguments, "view", "up", "background", "title", "force", "checkpoint")
     annotations = () if arguments.annotations is None else read_annotations(arguments.annotations)
     extras = PageExtras(arguments.description, annotations, arguments.walk, arguments.url)
     page = export_page(
         arguments.model,
         arguments.out,
-        format=arguments.format or "sog",
+        format=file_format,
         crop=box_of(arguments.crop),
         extras=extras,
         warn=warn_user,
@@ -144,4 +162,11 @@ def _export_page(arguments: Namespace) -> int:
         print(f"next: {server}, then open http://localhost:8000/{quote(out.name)}")
     else:
         print(f"next: open {out} in a web browser")
-    return 0
+    return {
+        "out": str(out),
+        "format": file_format,
+        "count": page.n_gaussians,
+        "size": page.size,
+        "model_size": page.model_size,
+        "lost": page.lost,
+    }

@@ -84,6 +84,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     add("--up", **VECTOR, help=up)
     add_frame(parser)
+    add("--json", action="store_true", help="print what was written as JSON, and everything else on stderr")
     page = parser.add_argument_group("options for .html")
     page.add_argument("--title", metavar="TEXT", help="title of the page (name of the model)")
     page.add_argument(
