@@ -22,11 +22,10 @@ from torch.nn.functional import grid_sample
 from ...config import LENS_GAIN_MIN, CameraModel
 from ...errors import ArgumentError, FileError
 from ...formulas.panorama_angles import full_panorama, longitude_and_latitude
-from ...support.extras import require
 from . import colmap_lenses
 
 Array = npt.NDArray[Any]
-Angle = TypeVar("Angle", float, Array, Tensor)
+Values = TypeVar("Values", float, Array, Tensor)
 
 CHUNK_PIXELS = 1 << 20
 """Number of pixels that are sampled at a time, which limits the memory for large images."""
@@ -209,8 +208,10 @@ class Lens:
             return points * _distorted_angle(theta, self.distortion) / radius
         _, _, p1, p2, *_ = self.distortion
         a, b = points.unbind(-1)
-        shift = torch.stack(colmap_lenses.tangential(a, b, p1, p2), -1)
-        return points * _radial_factor(square, self.distortion) + shift
+        product, squares = a * b, square[:, 0]
+        shift_a = 2 * p1 * product + p2 * (squares + 2 * a * a)
+        shift_b = 2 * p2 * product + p1 * (squares + 2 * b * b)
+        return points * _radial_factor(square, self.distortion) + torch.stack([shift_a, shift_b], -1)
 
     def project(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projects points [P, 3] of the camera frame through the lens with a focal length of 1.
@@ -478,20 +479,17 @@ def _coverage(sources_of: Callable[[Array], tuple[Array, Array]], undistorted: L
     sources, near = sources_of(((corners - center) / focal).reshape(-1, 2))
     sources, near = sources.reshape(corners.shape), near.reshape(corners.shape[:2])
     a, b = sources[1:, 1:] - sources[:-1, :-1], sources[1:, :-1] - sources[:-1, 1:]  # diagonals
-    areas = np.abs(a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]) / 2
+    areas = np.abs(a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]) / 2  # NaN where a corner has no pixel
     middles = (sources[1:, 1:] + sources[:-1, :-1]) / 2
     inside = near[1:, 1:] & near[:-1, :-1] & ((middles >= 0) & (middles <= size)).all(-1)
     middle, beside = sources_of(np.array([[0.0, 0.0], [1e-3, 0.0]]))[0]
     along = float(np.hypot(*(beside - middle)))
-    return Coverage(float(areas[inside].sum() / size.prod()), 1e-3 * float(focal[0]) / along)
+    return Coverage(float(np.nansum(areas[inside]) / size.prod()), 1e-3 * float(focal[0]) / along)
 
 
 def _pycolmap_camera(lens: Lens) -> Any:
-    require("pycolmap")
-    import pycolmap
-
-    model, params = lens.colmap or ("OPENCV", (lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion))
-    return pycolmap.Camera(model=model, width=lens.width, height=lens.height, params=list(params))
+    model = lens.colmap or ("OPENCV", (lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion))
+    return colmap_lenses.camera_of(model, lens.width, lens.height)
 
 
 def _pinhole(camera: Any) -> Lens:
@@ -604,16 +602,17 @@ def native_lens(lens: Lens) -> tuple[Lens, float] | None:
     return Lens(lens.width, lens.height, zoom * fx, zoom * fy, cx, cy, distortion, "fisheye"), error
 
 
-def _radial_factor(square: colmap_lenses.Ratio, distortion: Sequence[float]) -> colmap_lenses.Ratio:
+def _radial_factor(square: Values, distortion: Sequence[float]) -> Values:
     """Returns OpenCV's radial factor at squared radii; `distortion` is k1, k2, p1, p2, optionally followed by k3 to
     k6."""
     k1, k2, _, _, *more = distortion
     if not more:
         return 1 + k1 * square + k2 * (square * square)
-    return colmap_lenses.rational_factor(square, (k1, k2, *more))
+    k3, k4, k5, k6 = more
+    return (1 + square * (k1 + square * (k2 + square * k3))) / (1 + square * (k4 + square * (k5 + square * k6)))
 
 
-def _distorted_angle(theta: Angle, distortion: Sequence[float]) -> Angle:
+def _distorted_angle(theta: Values, distortion: Sequence[float]) -> Values:
     """Returns the distorted angles theta_d of angles theta."""
     k1, k2, k3, k4 = distortion
     square = theta * theta
