@@ -9,6 +9,7 @@ from torch import Tensor
 from ... import depth_to_normals as depth_to_normal
 from ... import depth_to_points
 from ...arguments import check_tensor, compute_dtype
+from ...formulas.rotations import rotation_matrices
 from ...scene.sh_colors import colors_to_sh0
 from .exporter import export_splats
 
@@ -35,16 +36,7 @@ def inverse_log_transform(y: Tensor) -> Tensor:
 
 def normalized_quat_to_rotmat(quat: Tensor) -> Tensor:
     """Converts unit quaternions [..., 4] (wxyz) to rotation matrices [..., 3, 3], in at least fp32. Differentiable."""
-    quat = quat.to(compute_dtype(quat))
-    w, x, y, z = quat.unbind(-1)
-    zero = torch.zeros_like(w)
-    axis = torch.stack([x, y, z], -1)
-    # R = I + 2 w [v]x + 2 [v]x^2, where [v]x is the matrix of the cross product with the vector part.
-    cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).reshape(*quat.shape[:-1], 3, 3)
-    outer = axis[..., :, None] * axis[..., None, :]
-    identity = torch.eye(3, dtype=quat.dtype, device=quat.device)
-    squared = outer - axis.square().sum(-1)[..., None, None] * identity
-    return identity + 2 * (w[..., None, None] * cross + squared)
+    return rotation_matrices(quat.to(compute_dtype(quat)))
 
 
 def get_projection_matrix(
