@@ -6,15 +6,16 @@ Decision record 0051 has measurements.
 from __future__ import annotations
 
 import statistics
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..scene.capture.views import View
 from ..scene.images import downscale, read_exposure
+from ..support.extras import require
 
 SIZE_MAX = 640
 """Longer side in pixels of the images in which colors are read, so that noise and small shifts average out."""
@@ -68,6 +69,7 @@ def gains_of_points(views: Sequence[View]) -> Tensor | None:
     if len(observed.points) < VIEW_OBSERVATIONS_MIN * len(views):
         return None
     observed = observed.select(torch.bincount(observed.views)[observed.views] >= VIEW_OBSERVATIONS_MIN)
+    require("scipy")
     gains = torch.zeros(len(views), 3, dtype=torch.float64, device="cpu")
     weights = torch.ones(len(observed.points), 1, dtype=torch.float64, device="cpu")
     for _ in range(ROUNDS):
@@ -89,34 +91,21 @@ def gains_of_held_out(train: Sequence[View], held_out: Sequence[View]) -> Tensor
 
 def _fit(observed: Observations, weights: Tensor, gains: Tensor) -> Tensor:
     """Returns gains [V, 3] that minimize the weighted squared residuals, by conjugate gradients from `gains`."""
+    from scipy.sparse import coo_array, diags_array
+    from scipy.sparse.linalg import cg
+
     n_views, n_points = len(gains), int(observed.points.max()) + 1
     of_points = weights.new_zeros(n_points, 1).index_add_(0, observed.points, weights).clamp_min(1e-30)
     # The colors of points are eliminated (Schur complement): D - W^T P^-1 W.
-    entries, views = torch.stack([observed.points, observed.views]), torch.arange(n_views, device="cpu")
-    seen = torch.sparse_coo_tensor(
-        entries, (weights / of_points.sqrt()[observed.points])[:, 0], (n_points, n_views), check_invariants=False
-    )
-    diagonal = torch.zeros_like(gains[:, :1]).index_add_(0, observed.views, weights) + PRIOR / RESIDUAL_MIN
-    matrix = torch.sparse_coo_tensor(views.expand(2, -1), diagonal[:, 0], (n_views, n_views), check_invariants=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR", UserWarning)  # PyTorch multiplies in this format
-        matrix = matrix - torch.sparse.mm(seen.t(), seen)
+    entries = (weights / of_points.sqrt()[observed.points])[:, 0].numpy()
+    seen = coo_array((entries, (observed.points.numpy(), observed.views.numpy())), (n_points, n_views)).tocsr()
+    diagonal = weights.new_zeros(n_views).index_add_(0, observed.views, weights[:, 0]) + PRIOR / RESIDUAL_MIN
+    matrix = diags_array(diagonal.numpy()) - seen.T @ seen
     right = weights * (observed.colors - _means(observed.points, weights, observed.colors)[observed.points])
     right = torch.zeros_like(gains).index_add_(0, observed.views, right)
-    residual = right - torch.sparse.mm(matrix, gains)
-    direction = scaled = residual / diagonal
-    norm = (residual * scaled).sum(0)
-    least = TOLERANCE**2 * (right * right / diagonal).sum(0)
-    for _ in range(ITERATIONS):
-        if not bool((norm > least).any()):
-            break
-        image = torch.sparse.mm(matrix, direction)
-        step = norm / (direction * image).sum(0).clamp_min(1e-300)
-        gains, residual = gains + step * direction, residual - step * image
-        scaled = residual / diagonal
-        norm, before = (residual * scaled).sum(0), norm
-        direction = scaled + norm / before.clamp_min(1e-300) * direction
-    return gains
+    options = dict(rtol=TOLERANCE, maxiter=ITERATIONS, M=diags_array(1 / diagonal.numpy()))
+    fitted = [cg(matrix, b, start, **options)[0] for b, start in zip(right.T.numpy(), gains.T.numpy())]
+    return torch.from_numpy(np.stack(fitted, 1))
 
 
 def _exposures_differ(views: Sequence[View]) -> bool:
