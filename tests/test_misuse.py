@@ -1,5 +1,7 @@
 """Misuse of `rasterization`: every call raises a typed error, or renders the image of the reference."""
 
+import contextlib
+import dataclasses
 import math
 import os
 import random
@@ -16,11 +18,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.masked import masked_tensor
 
 import tsplat
-from tests.support import scenes
+from tests.support import lenses, lidars, scenes
 from tests.support.backends import BACKENDS
 from tsplat.compat import gsplat
 from tsplat.compat.inria import rasterizer
 from tsplat.ops.adam import Adam
+from tsplat.stages.lidars import TABLES
 from tsplat.strategies import operations, relocation
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Deprecation")]  # of PyTorch
@@ -165,6 +168,37 @@ def test_unreadable_tensors_are_refused(kind):
         with pytest.raises((tsplat.ArgumentError, tsplat.UnsupportedError), match=r"^\w+: ") as caught:
             call()
         assert len(str(caught.value)) < 200, name
+
+
+def _cameras_around():
+    """Calls with cameras that are rewritten before they are checked, and their tensors by name."""
+    sweep = lidars.make(3, 12, dtype=torch.float32, sweeps=True)
+    yield sweep, {name: sweep[name] for name in ("viewmats", "viewmats_rs")}, None
+    yield sweep, {name: getattr(sweep["lidar_coeffs"], name) for name in TABLES}, "lidar_coeffs"
+    panorama = make_scene() | dict(Ks=None, camera_model="equirectangular", with_ut=True, backgrounds=None)
+    yield panorama, {"viewmats": panorama["viewmats"]}, None
+    wide = make_scene() | dict(camera_model="ftheta", with_ut=True, ftheta_coeffs=lenses.ftheta("ftheta", 5.0))
+    fields = {
+        name: torch.tensor(getattr(wide["ftheta_coeffs"], name)) for name in ("angle_to_pixeldist_poly", "max_angle")
+    }
+    yield wide, fields, "ftheta_coeffs"
+
+
+@pytest.mark.parametrize("kind", [*UNREADABLE, "bool"])
+def test_unreadable_tensors_of_cameras_around_are_refused(kind):
+    for call, tensors, owner in _cameras_around():
+        for name, tensor in tensors.items():
+            try:
+                changed = KINDS[kind](tensor)
+            except (RuntimeError, IndexError, TypeError):
+                continue  # PyTorch has no such tensor
+            change = {name: changed} if owner is None else {owner: dataclasses.replace(call[owner], **{name: changed})}
+            # Numbers of f-theta lenses may have any type that can be read.
+            refused = contextlib.suppress(*ERRORS) if owner == "ftheta_coeffs" else pytest.raises(ERRORS)
+            with refused as caught:
+                tsplat.rasterization(**call | change)
+            if caught is not None:
+                assert re.match(rf"[\w.]*{name}: ", str(caught.value)) and len(str(caught.value)) < 250
 
 
 def _freed(tensor):

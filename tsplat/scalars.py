@@ -28,8 +28,9 @@ def equals(value: object, other: object) -> bool:
 
 def describe(value: object) -> str:
     """Describes a value for messages: shape and dtype of a tensor or array, else at most 80 characters of its repr."""
-    if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "__setitem__"):
-        return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
+    with contextlib.suppress(RuntimeError):  # nested tensors have no shape
+        if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "__setitem__"):
+            return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
     try:
         text = repr(value)
     except ValueError:

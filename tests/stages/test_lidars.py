@@ -196,9 +196,11 @@ def test_layouts_are_kept_while_tables_do_not_change():
     given = lidar(0)
     layout = LidarLayout.of(given)
     assert LidarLayout.of(dataclasses.replace(given)) is layout
-    with torch.no_grad():
-        given.row_azimuth_offsets_rad.add_(0.5)
-    assert LidarLayout.of(given) is not layout
+    for offsets in (given.row_azimuth_offsets_rad, given.row_azimuth_offsets_rad.data):  # the latter has own versions
+        layout = LidarLayout.of(given)
+        with torch.no_grad():
+            offsets.add_(0.5)
+        assert LidarLayout.of(given) is not layout
     moved = dataclasses.replace(given, row_elevations_rad=given.row_elevations_rad.requires_grad_() * 1.0)
     assert LidarLayout.of(moved) is not LidarLayout.of(moved)
 

@@ -319,11 +319,11 @@ def _check_values(call: Call) -> None:
 def _check_all(call: Call) -> None:
     sweeps = call.lens.viewmats_rs is not None
     call.options, call.settings = options, settings = check_options(call.options, sweeps=sweeps)
+    vars(call).update(zip(ARGUMENTS, plain_all(ARGUMENTS, _arguments_of(call))))
     if call.lidar is not None:
         check_no_lens(call.lens._asdict())
         call.cameras = call.lidar.cameras(call.cameras)
         call.lens = call.lens._replace(viewmats_rs=call.lidar.camera_frame(call.lens.viewmats_rs))
-    vars(call).update(zip(ARGUMENTS, plain_all(ARGUMENTS, _arguments_of(call))))
     if call.opacities is None:
         raise ArgumentError("opacities: expected a tensor [..., N], found None")
     batch, n_gaussians, n_cameras = check_scene(

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_bool, check_devices, check_no_grad, check_number, check_tensor
+from ..arguments import FLOATS, check_bool, check_devices, check_no_grad, check_number, check_tensor, plain
 from ..config import (
     CAMERA_MODELS,
     LENS_COEFFICIENTS,
@@ -118,9 +118,14 @@ def check_camera_model(camera_model: object, *, with_ut: bool = False) -> None:
 
 
 def given_intrinsics(Ks: Tensor | None, model: object, viewmats: object, size: tuple[Any, Any]) -> Any:
-    """Returns Ks, or if it is None and the model is a panorama, the intrinsics [..., C, 3, 3] of a full panorama."""
+    """Returns Ks, or if it is None and the model is a panorama, the intrinsics [..., C, 3, 3] of a full panorama.
+
+    Returns Ks if ``viewmats`` are invalid, for later checks to raise.
+    """
     lens = LENSES.get(model) if isinstance(model, str) else None
-    if Ks is not None or lens is None or not lens.wraps or not isinstance(viewmats, Tensor) or viewmats.dim() < 2:
+    if Ks is not None or lens is None or not lens.wraps or not isinstance(viewmats, Tensor):
+        return Ks
+    if viewmats.dtype not in FLOATS or viewmats.is_nested or viewmats.dim() < 2:
         return Ks
     width, height = check_size("width", size[0]), check_size("height", size[1])
     fx, fy, cx, cy = full_panorama(width, height)
@@ -294,6 +299,8 @@ def _on_device_once(values: tuple[float, ...], dtype: torch.dtype, device: torch
 def _numbers(ftheta: object, name: str, n: int) -> list[float]:
     """Checks a field of an f-theta lens, n finite numbers, and returns it as a list."""
     given: Any = getattr(ftheta, name, None)
+    if isinstance(given, Tensor):
+        given = plain(f"ftheta_coeffs.{name}", given)
     is_sequence = isinstance(given, (Sequence, np.ndarray, Tensor)) and getattr(given, "ndim", 1) == 1
     if not is_sequence or len(given) != n:
         raise ArgumentError(f"ftheta_coeffs.{name}: expected {n} numbers, found {describe(given)}")

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_devices, check_tensor
+from ..arguments import FLOATS, check_devices, check_tensor
 from ..config import CameraSettings, Numerics, RollingShutterType
 from ..data import Cameras, ProjectedGaussians, Rays
 from ..errors import ArgumentError, ShapeError, UnsupportedError
@@ -185,7 +185,8 @@ class LidarLayout:
         if layout is None:
             layout = _lay_out(tables, 1 if direction == "COUNTER_CLOCKWISE" else -1)
             if all(table.grad_fn is None for table in tables):  # do not keep graphs alive
-                _layouts.append(((direction, tables, _versions(tables)), layout))
+                copies = tuple(table.detach().clone() for table in tables if table.device.type == "cpu")
+                _layouts.append(((direction, tables, _versions(tables), copies), layout))
                 del _layouts[:-LAYOUTS_MAX]
         return layout
 
@@ -197,7 +198,7 @@ class LidarLayout:
         viewmats = self.camera_frame(cameras.viewmats)
         if not isinstance(viewmats, Tensor) or viewmats.dim() < 2:
             return cameras
-        dtype = torch.promote_types(torch.float32, viewmats.dtype) if viewmats.is_floating_point() else torch.float32
+        dtype = torch.promote_types(torch.float32, viewmats.dtype) if viewmats.dtype in FLOATS else torch.float32
         values = [[self.fx, 0.0, self.center[0]], [0.0, SCALE, self.center[1]], [0.0, 0.0, 1.0]]
         Ks = torch.tensor(values, dtype=dtype, device=viewmats.device)
         return cameras._replace(viewmats=viewmats, Ks=Ks.expand(*viewmats.shape[:-2], 3, 3))
@@ -208,7 +209,7 @@ class LidarLayout:
 
         Returns other values unchanged.
         """
-        if not isinstance(poses, Tensor) or poses.shape[-2:] != (4, 4):
+        if not isinstance(poses, Tensor) or poses.shape[-2:] != (4, 4) or poses.dtype not in FLOATS:
             return poses
         x, y, z, last = poses.unbind(-2)
         return torch.stack([-y, -z, x, last], -2)
@@ -331,7 +332,10 @@ class LidarLayout:
 
 LAYOUTS_MAX = 8
 _layouts: list[tuple[Any, LidarLayout]] = []
-"""Cache of recent layouts: (direction, tables, versions of the tables) and the layout."""
+"""Cache of recent layouts: (direction, tables, their versions, copies of tables on a CPU) and the layout.
+
+Writes through ``data`` or NumPy do not change versions. On a CPU, values are compared, too; on a GPU, this would wait.
+"""
 
 
 def _versions(tables: tuple[Tensor, ...]) -> list[int] | None:
@@ -341,7 +345,7 @@ def _versions(tables: tuple[Tensor, ...]) -> list[int] | None:
 def _is_same(key: Any, direction: str, tables: tuple[Tensor, ...]) -> bool:
     versions = _versions(tables)
     is_known = key[0] == direction and all(a is b for a, b in zip(key[1], tables))
-    return is_known and versions is not None and versions == key[2]
+    return is_known and versions is not None and versions == key[2] and all(map(torch.equal, tables, key[3]))
 
 
 def _check_angles(elevations: np.ndarray, azimuths: np.ndarray, offsets: np.ndarray, sign: int) -> np.ndarray:
