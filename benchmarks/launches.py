@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from tsplat import kernels as kernels_module
-from tsplat.config import DEFAULT_NUMERICS, CameraSettings, Unscented, UnscentedTransformParameters
+from tsplat.config import DEFAULT_NUMERICS, FEATURES_MIN, CameraSettings, Unscented, UnscentedTransformParameters
 from tsplat.data import (
     N_NEEDED,
     Cameras,
@@ -89,7 +89,7 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
         signature, constants = launcher.signature(launcher.bind((), values))
         channel_groups = 1
         if kernel.__name__.startswith("_features"):
-            width = values["PRODUCTS"].CHANNELS * values.get("BLOCKS", 1)
+            width = FEATURES_MIN * values.get("BLOCKS", 1)
             channel_groups = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
         launches.append(Launch(kernel, signature, constants, options, by_field(values), channel_groups))
 

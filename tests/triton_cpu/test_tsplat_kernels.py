@@ -106,10 +106,9 @@ def test_half_precision_colors(dtype, channels):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_factors_split_into_parts(dtype, monkeypatch):
     """Products as on tensor cores: factors in parts of 11 bits, or one whole factor if its bits fit."""
-    constants = matrices.Products.of
 
-    def split(records, splats, band):
-        return constants(records, splats, band)._replace(SPLIT=True, EXACT=splats.colors.dtype == torch.bfloat16)
+    def split(records, splats):
+        return matrices.Products(SPLIT=True, EXACT=splats.colors.dtype == torch.bfloat16)
 
     scene = _scene(torch.float32, channels=17, backgrounds=False)
     scene = dict(scene, colors=scene["colors"].to(dtype))

@@ -72,11 +72,11 @@ def tensor_cores(monkeypatch):
 
     from tsplat.kernels.compositing import matrices
 
-    multiply, constants, products = interpreter.InterpreterBuilder.create_dot, matrices.Products.of, []
+    multiply, products = interpreter.InterpreterBuilder.create_dot, []
 
-    def split(records, splats, band):
+    def split(records, splats):
         half = splats.colors.dtype != torch.float32 and splats.depths is None
-        return constants(records, splats, band)._replace(SPLIT=True, EXACT=half)
+        return matrices.Products(SPLIT=True, EXACT=half)
 
     def truncating(self, a, b, *rest):
         for factor in (a, b):

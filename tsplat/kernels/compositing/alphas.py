@@ -1,42 +1,38 @@
 """Alphas of Gaussians at the pixels of a tile, with the same bits as in compositing, to find contributors of pixels."""
 
-import math
 from collections.abc import Callable
 
 import triton.language as tl
 from torch import Tensor
 
-from ...config import ALPHA_MIN
 from ...data import CompositingSettings, Splats
 from ..device_math import load_tuple
-from ..launch import Int, approximate, is_amd, kernel
-from .footprints import FOOTPRINTS
+from ..launch import Int, kernel
 from .records import pack_records
-from .walk_steps import OPACITY_VALUES, alpha_at
+from .walk_steps import OPACITY_VALUES, Walk, alpha_at
 
 BLOCK = 128
 
 
 @kernel
 def _alphas_kernel(
-    records,  # [nnz, WIDTH]
+    records,  # [nnz, RECORD_WIDTH]
     rows,  # [K] int32 or int64
     x,  # [w] centers of the pixel columns of the tile
     y,  # [h] centers of the pixel rows
     alphas,  # [K, h, w], output
     n: "Int", width: "Int", height: "Int",
-    FOOTPRINT: tl.constexpr, WIDTH: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, FAST: tl.constexpr,
-    AMD: tl.constexpr, BLOCK: tl.constexpr,
+    WALK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Computes alpha of each row at each pixel of a tile. One lane per (row, pixel)."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     line = index // width
     row = tl.load(rows + line // height, mask=mask, other=0).to(tl.int64)
-    record = load_tuple(records + row * WIDTH, 1, FOOTPRINT.VALUES + OPACITY_VALUES, mask)
+    record = load_tuple(records + row * WALK.RECORD_WIDTH, 1, WALK.FOOTPRINT.VALUES + OPACITY_VALUES, mask)
     pixel = (tl.load(x + index % width, mask=mask, other=0.0), tl.load(y + line % height, mask=mask, other=0.0))
     # alpha = min(alpha_max, o exp(-sigma)), 0 below 1/255
-    alpha, _ = alpha_at(record, pixel, FOOTPRINT, LOG2_ALPHA_MIN, FAST, AMD)
+    alpha, _, _ = alpha_at(record, pixel, True, WALK)
     tl.store(alphas + index, alpha, mask=mask)
 
 
@@ -61,11 +57,7 @@ def tile_alphas(splats: Splats, settings: CompositingSettings) -> Callable[[Tens
             n=alphas.numel(),
             width=x.numel(),
             height=y.numel(),
-            FOOTPRINT=FOOTPRINTS[settings.footprint],
-            WIDTH=records.shape[1],
-            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-            FAST=approximate(records),
-            AMD=is_amd(records),
+            WALK=Walk.of(records, settings),
             enable_fp_fusion=False,  # as in walks
         )
         return alphas.flatten(1).T

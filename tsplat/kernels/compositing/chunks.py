@@ -20,6 +20,7 @@ from .walk_steps import (
     Chunks,
     PartGrid,
     Ranges,
+    Walk,
     alpha_at,
     load_range,
     part_coordinates,
@@ -65,7 +66,7 @@ def _transmittance_kernel(
             stop = tl.minimum(done + STEP, end)
             for entry in tl.range(done, stop, loop_unroll_factor=UNROLL):
                 record_behind, row_behind, ahead = next_record(records, row_behind, ids, entry, ahead, VALUES, WALK)
-                alpha = alpha_at(record, pixels.position, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.FAST, WALK.AMD)[0]
+                alpha, _, _ = alpha_at(record, pixels.position, True, WALK)
                 # T <- T - alpha T
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = record_behind
@@ -213,7 +214,7 @@ def chunk_products(records: Tensor, lists: PartLists, band: BandTask) -> Tensor 
         rays=band.rays_to_read(),
         part_grid=band.part_grid(),
         STEP=STEP,
-        WALK=band.walk(records, None),
+        WALK=Walk.of(records, band.settings, band.part),
         **walk_options(records),
     )
     return products

@@ -22,8 +22,11 @@ from .walk_steps import (
     ImageGradients,
     PartGrid,
     Ranges,
+    Walk,
+    begin_backward,
     blend_vjp,
     inverse_transmittance,
+    load_chunk_transmittance,
     load_entry,
     load_range,
     part_coordinates,
@@ -41,25 +44,19 @@ def _begin_pixels(pixels, final, v_images, backgrounds, part_grid, WALK: tl.cons
     FEATURES: tl.constexpr = WALK.FEATURES
     VALUES: tl.constexpr = FEATURES + WALK.DISTORTION
     image, inside, pixel = pixels.image, pixels.inside, pixels.index
+    transmittance, behind, is_covered = begin_backward(pixels, final, v_images.alphas)
     v_image = v_images.colors + image * v_images.image_stride
     v_pixel = v_image + (pixel - image * part_grid.height * part_grid.width) * v_images.pixel_stride
-    transmittance = tl.load(final.transmittances + pixel, mask=inside, other=1.0)
     v = load_tuple(v_pixel, tl.cast(v_images.channel_stride, tl.int64), VALUES, inside)
-    # Without a Gaussian, incoming gradients may be NaN, for example those of 1 / depth.
-    covered = transmittance < 1.0
-    v_color = where(covered, v[:FEATURES])
+    v_color = where(is_covered, v[:FEATURES])
     # behind = v . background - v_alpha
-    behind = tl.zeros_like(transmittance)
-    if v_images.alphas is not None:
-        v_alpha = tl.load(v_images.alphas + pixel, mask=inside, other=0.0)
-        behind = tl.where(covered, -v_alpha, 0.0)
     if backgrounds is not None:
         COLORS: tl.constexpr = WALK.COLORS
         for k in tl.static_range(COLORS):
             behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), behind)
     state = ()
     if WALK.DISTORTION:
-        v_distortion = tl.where(covered, v[FEATURES], 0.0)
+        v_distortion = tl.where(is_covered, v[FEATURES], 0.0)
         state = begin_distortion(final.depth_sums, pixel, inside, v_distortion, transmittance)
     return transmittance, behind, v_color, state
 
@@ -76,7 +73,7 @@ def _add_chunks_behind(
     VALUES: tl.constexpr = FEATURES + WALK.DISTORTION
     PIXELS: tl.constexpr = WALK.PART.WIDTH * WALK.PART.HEIGHT
     behind *= transmittance
-    transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + part_pixel))
+    transmittance = load_chunk_transmittance(chunks, program, part_pixel, PIXELS)
     if WALK.DISTORTION:
         z_behind = tl.zeros_like(behind)
         distortion_behind = tl.zeros_like(behind)
@@ -345,6 +342,6 @@ def walk_bwd(
         COLUMNS=slots.v_slots.shape[1],
         PARTS_PER_PROGRAM=slots.parts_per_program,
         HAS_CARRY=not is_last,
-        WALK=band.walk(records, splats, normals=True, hits=True, distortion=True),
+        WALK=Walk.of(records, band.settings, band.part, splats, normals=True, hits=True, distortion=True),
         **walk_options(records),
     )

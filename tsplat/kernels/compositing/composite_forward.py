@@ -20,6 +20,7 @@ from .walk_steps import (
     Chunks,
     PartGrid,
     Ranges,
+    Walk,
     absorb,
     alpha_at,
     begin_forward,
@@ -61,7 +62,7 @@ def _composite_fwd_kernel(
     # stopped.
     program = tl.program_id(0)
     entry_range, pixels, is_unmasked, transmittance = begin_forward(
-        program, ranges, masks, chunks.products, part_grid, rays, PART, WALK.TRANSMITTANCE_MIN, dtype
+        program, ranges, masks, chunks.products, part_grid, rays, WALK, dtype
     )  # fmt: skip
     begin, end, center = entry_range.begin, entry_range.end, pixels.position
     color = (tl.zeros([HEIGHT, WIDTH], dtype),) * ADDED
@@ -82,10 +83,10 @@ def _composite_fwd_kernel(
                     row = tl.load(ids + tl.minimum(entry + WALK.PREFETCH, end - 1)).to(tl.int64)
                     prefetch(records + row * WALK.RECORD_WIDTH, VALUES)
                 # alpha_i = min(alpha_max, o exp(-sigma)), 0 below 1/255
-                alpha, local = alpha_at(record, center, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.FAST, WALK.AMD)
+                alpha, _, local = alpha_at(record, center, True, WALK)
                 # w = alpha T;  T <- T (1 - alpha)
                 front = transmittance
-                weight, added, transmittance = absorb(front, alpha, WALK.TRANSMITTANCE_MIN, WALK.AMD)
+                weight, added, transmittance = absorb(front, alpha, WALK)
                 # C <- C + w c
                 features = FOOTPRINT.features(record, local, center, FIRST, FEATURES, FOOTPRINT)
                 blended = ()
@@ -182,6 +183,7 @@ def walk_fwd(
             added = chunks._replace(
                 last_ids=None, colors=None if chunks.colors is None else chunks.colors[:, first:]
             )  # fmt: skip
+        walk = Walk.of(records, settings, band.part, group, normals=first == 0, hits=is_last, distortion=is_last)
         _composite_fwd_kernel.launch(
             programs(ranges.n_chunks + ranges.offsets.numel() - 1, 1),
             records=records,
@@ -196,6 +198,6 @@ def walk_fwd(
             background_stride=n_colors,
             stride=stride,
             STEP=STEP,
-            WALK=band.walk(records, group, normals=first == 0, hits=is_last, distortion=is_last),
+            WALK=walk,
             **walk_options(records),
         )

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ...config import FEATURES_MIN
 from ...data import Rays, Splats
-from ..device_math import constant, load_tuple
+from ..device_math import load_tuple
 from ..launch import Int, kernel
-from .matrices import GROUP, Products, kth, lanes_last, load_features, product, set_kth
+from .matrices import CHANNELS, GROUP, Products, kth, lanes_last, load_features, product, set_kth
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .slots import Layer, PartSlots, list_part
 from .tuning import group_options
@@ -26,14 +26,61 @@ from .walk_steps import (
     ImageGradients,
     PartGrid,
     Ranges,
+    Walk,
     absorb_vjp,
-    clamped_alpha,
+    alpha_at,
+    begin_backward,
     inverse_transmittance,
+    load_chunk_transmittance,
     load_entry_rows,
     load_entry_slots,
     load_range,
     part_pixels,
 )
+
+
+@triton.jit
+def _v_dot(v_part, block, values, PART: tl.constexpr):
+    """Returns v . values of pixels [HEIGHT, WIDTH] over a block of channels, for values [1 or pixels, CHANNELS]."""
+    v = tl.load(v_part + block * (PART.WIDTH * PART.HEIGHT * CHANNELS))
+    return tl.reshape(tl.sum(v * values, 1), [PART.HEIGHT, PART.WIDTH])
+
+
+@triton.jit
+def _begin_pixels(pixels, final, v_render_alphas, v_part, backgrounds, n_colors, blocks, PART: tl.constexpr):
+    """Returns T and ``behind`` of the pixels of a part behind all Gaussians."""
+    # behind = v . background - v_alpha
+    transmittance, behind, _ = begin_backward(pixels, final, v_render_alphas)
+    if backgrounds is not None:
+        for block in range(blocks):
+            channel = block * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+            address = backgrounds + pixels.image * n_colors + channel
+            behind += _v_dot(v_part, block, tl.load(address, mask=channel < n_colors, other=0.0), PART)
+    return transmittance, behind
+
+
+@triton.jit
+def _add_chunks_behind(
+    transmittance, behind, chunks, program, end_chunk, part_pixel, v_part, n_features, blocks, WALK: tl.constexpr
+):  # fmt: skip
+    """Returns T and ``behind`` behind a chunk, given those behind all Gaussians.
+
+    behind = (behind T_end + v . color of the chunks behind) / T behind this chunk
+    """
+    PART: tl.constexpr = WALK.PART
+    PIXELS: tl.constexpr = PART.WIDTH * PART.HEIGHT
+    behind *= transmittance
+    transmittance = load_chunk_transmittance(chunks, program, part_pixel, PIXELS)
+    for block in range(blocks):
+        channel = block * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        color = tl.zeros([PIXELS, CHANNELS], behind.dtype)
+        for step in range(end_chunk - 1 - program):
+            later = (end_chunk - 1 - step).to(tl.int64) * n_features + channel
+            address = chunks.colors + later * PIXELS + tl.arange(0, PIXELS)[:, None]
+            color += tl.load(address, mask=channel < n_features, other=0.0)
+        behind += _v_dot(v_part, block, color, PART)
+    behind *= inverse_transmittance(transmittance, WALK.FAST)
+    return transmittance, behind
 
 
 @triton.jit
@@ -94,6 +141,7 @@ def _features_bwd_kernel(
     part_grid: "PartGrid",
     n_colors: "Int",
     WARPS: tl.constexpr, ABSGRAD: tl.constexpr, PARTS_PER_PROGRAM: tl.constexpr, PRODUCTS: tl.constexpr,
+    WALK: tl.constexpr,
 ):  # fmt: skip
     """Walks the lists of parts back to front, in groups of Gaussians, by matrix products. Stores sums in slots.
 
@@ -102,9 +150,8 @@ def _features_bwd_kernel(
     A program composites PARTS_PER_PROGRAM parts of a tile, one after the other. If there are several, they add to the
     same slots.
     """
-    PART: tl.constexpr = PRODUCTS.PART
-    FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
-    CHANNELS: tl.constexpr = PRODUCTS.CHANNELS
+    PART: tl.constexpr = WALK.PART
+    FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
@@ -122,7 +169,7 @@ def _features_bwd_kernel(
     program = tl.program_id(0)
     for part in range(PARTS_PER_PROGRAM):
         entry_range = load_range(program, ranges, PART.CHUNK, part * part_grid.n_tiles)
-        index, start, end_chunk = entry_range.list_index, entry_range.start, entry_range.end_chunk
+        index, start = entry_range.list_index, entry_range.start
         begin, range_end = entry_range.begin, entry_range.end
         if PARTS_PER_PROGRAM > 1:
             start, begin, range_end = list_part(entries, layer, entry_range, part, part_grid.n_tiles)
@@ -131,35 +178,16 @@ def _features_bwd_kernel(
             BY_COLUMN=not ABSGRAD,  # with absgrad, there are too few registers
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
-        image, inside, pixel = pixels.image, pixels.inside, pixels.index
-        # behind = v . background - v_alpha
-        transmittance = tl.load(final.transmittances + pixel, mask=inside, other=1.0)
-        behind = tl.zeros_like(transmittance)
-        if v_render_alphas is not None:
-            behind = -tl.load(v_render_alphas + pixel, mask=transmittance < 1.0, other=0.0)
-        if backgrounds is not None:
-            for block in range(blocks):
-                channel = block * CHANNELS + channels
-                background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
-                v = tl.load(v_part + block * PIXELS * CHANNELS)
-                behind += tl.reshape(tl.sum(v * background, 1), [HEIGHT, WIDTH])
-        # For a chunk: behind = (behind T_end + v . color of the chunks behind) / T behind this chunk
+        transmittance, behind = _begin_pixels(
+            pixels, final, v_render_alphas, v_part, backgrounds, n_colors, blocks, PART
+        )
         if ranges.chunk_lists is not None:
             if entry_range.is_chunk:
-                behind *= transmittance
-                end_of_chunk = chunks.transmittances + program.to(tl.int64) * PIXELS + pixels.part_index
-                transmittance = tl.abs(tl.load(end_of_chunk))
-                for block in range(blocks):
-                    channel = block * CHANNELS + channels
-                    v = tl.load(v_part + block * PIXELS * CHANNELS)
-                    color = tl.zeros([PIXELS, CHANNELS], dtype)
-                    for step in range(end_chunk - 1 - program):
-                        later = (end_chunk - 1 - step).to(tl.int64) * n_features + channel
-                        address = chunks.colors + later * PIXELS + pixel_in_part
-                        color += tl.load(address, mask=channel < n_features, other=0.0)
-                    behind += tl.reshape(tl.sum(v * color, 1), [HEIGHT, WIDTH])
-                behind *= inverse_transmittance(transmittance, PRODUCTS.FAST)
-        last = tl.load(final.last_ids + pixel, mask=inside, other=0)
+                transmittance, behind = _add_chunks_behind(
+                    transmittance, behind, chunks, program, entry_range.end_chunk, pixels.part_index, v_part,
+                    n_features, blocks, WALK,
+                )  # fmt: skip
+        last = tl.load(final.last_ids + pixels.index, mask=pixels.inside, other=0)
         end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
         if rays.v_per_pixel is not None:
             v_pixels = no_gradients(transmittance)
@@ -179,11 +207,9 @@ def _features_bwd_kernel(
                 v_dot_c += product(v, tl.trans(features), dtype, PRODUCTS.SPLIT, PRODUCTS.EXACT)
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
-            record = _load_group(records, rows, in_range, PRODUCTS.RECORD_WIDTH, VALUES)
-            local = FOOTPRINT.locate(record, _of_group(pixels.position))
-            e = FOOTPRINT.log2_alpha(record, local)
-            kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (entry[:, None, None] < last[None])
-            alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.FAST, PRODUCTS.AMD), 0.0)
+            record = _load_group(records, rows, in_range, WALK.RECORD_WIDTH, VALUES)
+            is_listed = entry[:, None, None] < last[None]
+            alphas, e, local = alpha_at(record, _of_group(pixels.position), is_listed, WALK)
             # Blend the Gaussians one after the other, for w and g:
             # T <- T / (1 - alpha);  w = alpha T;  g = w (v . c - behind), 0 where alpha is clamped;
             # behind <- behind + alpha (v . c - behind)
@@ -191,11 +217,10 @@ def _features_bwd_kernel(
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             for k in tl.static_range(GROUP):
                 transmittance, behind, weight, g_k = absorb_vjp(
-                    transmittance, kth(alphas, k), behind, kth(v_weights, k), PRODUCTS.FAST
+                    transmittance, kth(alphas, k), kth(e, k), behind, kth(v_weights, k), WALK
                 )
                 weights = set_kth(weights, k, weight)
-                e_k = kth(e, k)
-                g = set_kth(g, k, tl.where(e_k <= constant(PRODUCTS.LOG2_ALPHA_MAX, e_k), g_k, 0.0))
+                g = set_kth(g, k, g_k)
             if rays.v_per_pixel is not None:
                 v_pixels = add_pixel_gradients(v_pixels, record, g, local, FOOTPRINT, GROUPED=True)
             # Sums over pixels: of the footprint, of slopes, and of features, v_F = W^T V
@@ -258,7 +283,8 @@ def features_bwd(
         WARPS=options["num_warps"],
         ABSGRAD=band.settings.absgrad,
         PARTS_PER_PROGRAM=slots.parts_per_program,
-        PRODUCTS=Products.of(records, splats, band),
+        PRODUCTS=Products.of(records, splats),
+        WALK=Walk.of(records, band.settings, band.part),
         **options,
     )
 

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from ...config import FEATURES_MIN
 from ...data import Rays, RenderBuffers, Splats
-from ..device_math import constant, load_tuple
+from ..device_math import load_tuple
 from ..launch import Int, kernel, programs
-from .matrices import GROUP, Products, load_features, product, set_kth
+from .matrices import CHANNELS, GROUP, Products, load_features, product, set_kth
 from .tuning import group_options
 from .walk_steps import (
     OPACITY_VALUES,
@@ -15,9 +15,10 @@ from .walk_steps import (
     Chunks,
     PartGrid,
     Ranges,
+    Walk,
     absorb,
+    alpha_at,
     begin_forward,
-    clamped_alpha,
     load_range,
     part_coordinates,
     store_chunk,
@@ -42,15 +43,14 @@ def _features_fwd_kernel(
     chunks: "Chunks",  # output, except products
     part_grid: "PartGrid",
     n_colors: "Int", channel_groups: "Int",
-    BLOCKS: tl.constexpr, PRODUCTS: tl.constexpr,
+    BLOCKS: tl.constexpr, PRODUCTS: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
     """Walks the lists of parts front to back, in groups of Gaussians, by matrix products.
 
     ``channel_groups`` programs composite a part. Each composites BLOCKS blocks of CHANNELS channels.
     """
-    PART: tl.constexpr = PRODUCTS.PART
-    FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
-    CHANNELS: tl.constexpr = PRODUCTS.CHANNELS
+    PART: tl.constexpr = WALK.PART
+    FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
@@ -59,7 +59,7 @@ def _features_fwd_kernel(
     channel_group = tl.program_id(0) % channel_groups
     program = tl.program_id(0) // channel_groups
     entry_range, pixels, is_unmasked, transmittance = begin_forward(
-        program, ranges, masks, chunks.products, part_grid, rays, PART, PRODUCTS.TRANSMITTANCE_MIN, dtype
+        program, ranges, masks, chunks.products, part_grid, rays, WALK, dtype
     )  # fmt: skip
     begin, end, center = entry_range.begin, entry_range.end, pixels.position
     color = (tl.zeros([PIXELS, CHANNELS], dtype),) * BLOCKS
@@ -76,11 +76,9 @@ def _features_fwd_kernel(
         weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
         for k in tl.static_range(GROUP):
             row = tl.load(ids + tl.minimum(done + k, end - 1)).to(tl.int64)
-            record = load_tuple(records + row * PRODUCTS.RECORD_WIDTH, 1, VALUES)
-            e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, center))
-            kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (done + k < end)
-            alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], PRODUCTS.FAST, PRODUCTS.AMD), 0.0)
-            weight, added, transmittance = absorb(transmittance, alpha, PRODUCTS.TRANSMITTANCE_MIN)
+            record = load_tuple(records + row * WALK.RECORD_WIDTH, 1, VALUES)
+            alpha, _, _ = alpha_at(record, center, done + k < end, WALK)
+            weight, added, transmittance = absorb(transmittance, alpha, WALK)
             weights = set_kth(weights, k, tl.where(added, weight, 0.0))
             if images.last_ids is not None:
                 last = tl.where(added, tl.minimum(done + k + 1, end), last)
@@ -160,6 +158,7 @@ def features_fwd(
         n_colors=splats.n_colors,
         channel_groups=channel_groups,
         BLOCKS=blocks,
-        PRODUCTS=Products.of(records, splats, band),
+        PRODUCTS=Products.of(records, splats),
+        WALK=Walk.of(records, band.settings, band.part),
         **group_options(records, band.shape),
     )

@@ -12,7 +12,6 @@ remainder). Tensor cores truncate sums instead of rounding them, so each sum is 
 warp, only. See docs/decisions/0006 for the cost.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -20,14 +19,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...config import ALPHA_MIN, FEATURES_MIN, TRANSMITTANCE_MIN
+from ...config import FEATURES_MIN
 from ...data import Splats
-from ..launch import approximate, is_amd
-from .footprints import Footprint
-from .walk_steps import BandTask, Part
+from ..launch import approximate
 
 GROUP = tl.constexpr(16)
 """Number of Gaussians of a group; the minimum size of ``tl.dot``."""
+
+CHANNELS = tl.constexpr(FEATURES_MIN)
+"""Number of channels of a block, whose features are a matrix."""
 
 
 @triton.jit
@@ -99,44 +99,13 @@ def load_features(colors, depths, rows, channel, n_colors, dtype: tl.constexpr):
 
 
 class Products(NamedTuple):
-    """Constants of the kernels that composite many channels.
+    """Constants of matrix products with features: SPLIT and EXACT of ``product``."""
 
-    Attributes:
-        FOOTPRINT: The footprint.
-        PART: See ``walk_steps.Part``.
-        RECORD_WIDTH, CHANNELS: Number of values of a record, and of channels of a block, whose features are a matrix.
-        SPLIT, EXACT: See ``product``.
-        LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha and of T.
-        FAST, AMD: See ``walk_steps.Walk``.
-    """
-
-    FOOTPRINT: Footprint
-    PART: Part
-    RECORD_WIDTH: int
-    CHANNELS: int
     SPLIT: bool
     EXACT: bool
-    LOG2_ALPHA_MIN: float
-    LOG2_ALPHA_MAX: float
-    TRANSMITTANCE_MIN: float
-    FAST: bool
-    AMD: bool
 
     @classmethod
-    def of(cls, records: Tensor, splats: Splats, band: BandTask) -> "Products":
-        fast = approximate(records)
+    def of(cls, records: Tensor, splats: Splats) -> "Products":
         colors = splats.colors
         half = colors is not None and colors.dtype in (torch.float16, torch.bfloat16) and splats.depths is None
-        return cls(
-            FOOTPRINT=band.footprint,
-            PART=band.part,
-            RECORD_WIDTH=records.shape[1],
-            CHANNELS=FEATURES_MIN,
-            SPLIT=fast,
-            EXACT=fast and half,
-            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-            LOG2_ALPHA_MAX=math.log2(band.settings.numerics.alpha_max),
-            TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
-            FAST=fast,
-            AMD=is_amd(records),
-        )
+        return cls(SPLIT=approximate(records), EXACT=approximate(records) and half)

@@ -174,7 +174,8 @@ class Walk(NamedTuple):
 
     Attributes:
         FOOTPRINT: The footprint.
-        PART: See :class:`Part`. Kernels assign it to a variable, as Triton 3.6 cannot pass a field that is a bundle.
+        PART: See :class:`Part`; None if a kernel is given pixels. Kernels assign it to a variable, as Triton 3.6 cannot
+            pass a field that is a bundle.
         RECORD_WIDTH, COLORS, FEATURES: Number of values of a record, of colors, and of colors and depth.
         UNROLL, PREFETCH: Unroll factor of the loop, and number of entries by which it prefetches; 0 for none.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha and of T.
@@ -185,7 +186,7 @@ class Walk(NamedTuple):
     """
 
     FOOTPRINT: Footprint
-    PART: Part
+    PART: Part | None
     RECORD_WIDTH: int
     COLORS: int
     FEATURES: int
@@ -197,6 +198,42 @@ class Walk(NamedTuple):
     FAST: bool
     AMD: bool
     DISTORTION: bool
+
+    @classmethod
+    def of(
+        cls,
+        records: Tensor,
+        settings: CompositingSettings,
+        part: Part | None = None,
+        splats: Splats | None = None,
+        *,
+        normals: bool = False,
+        hits: bool = False,
+        distortion: bool = False,
+    ) -> "Walk":
+        """Chooses constants for a device.
+
+        Args:
+            splats: The splats whose channels are in the records; None without channels.
+            normals, hits: Whether this group of channels contains the normals, and the hits, if these are rendered.
+            distortion: Whether this group contains the last channel, of which distortion is computed if rendered.
+        """
+        footprint = find_footprint(settings.footprint, normals and settings.normals, hits and settings.hits)
+        return cls(
+            FOOTPRINT=footprint,
+            PART=part,
+            RECORD_WIDTH=records.shape[1],
+            COLORS=0 if splats is None else splats.n_colors,
+            FEATURES=0 if splats is None else splats.n_features,
+            UNROLL=1 if is_amd(records) and footprint.WIDE else walk_unroll(records),
+            PREFETCH=prefetch_distance(records),
+            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+            LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
+            TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+            FAST=approximate(records),
+            AMD=is_amd(records),
+            DISTORTION=settings.distortion and distortion,
+        )
 
 
 @triton.jit
@@ -296,8 +333,7 @@ def part_pixels(
 
 @triton.jit
 def begin_forward(
-    program, ranges, masks, products, part_grid, rays, PART: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
-    dtype: tl.constexpr,
+    program, ranges, masks, products, part_grid, rays, WALK: tl.constexpr, dtype: tl.constexpr
 ):  # fmt: skip
     """Finds the entries and pixels of a program, and T of its pixels in front of its entries.
 
@@ -309,6 +345,7 @@ def begin_forward(
         The results of ``load_range`` and ``part_pixels``; whether the mask of the tile is true; T in front of the
         program's entries, negative for pixels that are outside, have no ray or have stopped before.
     """
+    PART: tl.constexpr = WALK.PART
     entry_range = load_range(program, ranges, PART.CHUNK)
     index = entry_range.list_index
     pixels = part_pixels(index, 0, part_grid, rays, PART, PART.HEIGHT, dtype)
@@ -323,7 +360,7 @@ def begin_forward(
             for earlier in range(entry_range.first_chunk, program):
                 address = products + tl.cast(earlier, tl.int64) * (PART.WIDTH * PART.HEIGHT) + pixels.part_index
                 transmittance *= tl.load(address)
-            alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
+            alive = transmittance > constant(WALK.TRANSMITTANCE_MIN, transmittance)
             transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
     return entry_range, pixels, is_unmasked, transmittance
 
@@ -409,41 +446,64 @@ def load_entry_slots(entries, pointer, index):
 
 
 @triton.jit
-def clamped_alpha(e, limit, FAST: tl.constexpr, AMD: tl.constexpr):
-    """Returns min(2^e, limit). Callers replace results below the threshold of alpha."""
-    if not (FAST or AMD):
-        # Subnormal numbers cost a CPU a hundred cycles.
-        e = tl.maximum(e, -126.0)
-    return tl.minimum(exp2(e, FAST), limit)
+def alpha_at(record, pixel, is_listed, WALK: tl.constexpr):
+    """Evaluates a Gaussian at pixels.
 
-
-@triton.jit
-def alpha_at(
-    record, pixel, FOOTPRINT: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, FAST: tl.constexpr, AMD: tl.constexpr
-):  # fmt: skip
-    """Returns alpha of a record at pixels, 0 below ALPHA_MIN, and the local coordinates of the pixels."""
+    Returns:
+        alpha = min(alpha_max, 2^e), 0 below ALPHA_MIN and where ``is_listed`` is false; e; the local coordinates of the
+        pixels.
+    """
+    FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     local = FOOTPRINT.locate(record, pixel)
     e = FOOTPRINT.log2_alpha(record, local)
-    limit = record[FOOTPRINT.VALUES + OPACITY_VALUES - 1]
-    return tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, FAST, AMD), 0.0), local
+    exponent = e
+    if not (WALK.FAST or WALK.AMD):
+        # Subnormal numbers cost a CPU a hundred cycles.
+        exponent = tl.maximum(e, -126.0)
+    alpha = tl.minimum(exp2(exponent, WALK.FAST), record[FOOTPRINT.VALUES + OPACITY_VALUES - 1])
+    return tl.where((e >= constant(WALK.LOG2_ALPHA_MIN, e)) & is_listed, alpha, 0.0), e, local
 
 
 @triton.jit
-def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr, AMD: tl.constexpr = False):
+def absorb(transmittance, alpha, WALK: tl.constexpr):
     """Blends a Gaussian front to back. Returns its weight alpha T, whether it is added, and T behind it.
 
-    A pixel adds all Gaussians, also with alpha 0, until it stops. Then T remains, with a negative sign. If AMD, the
-    weights of Gaussians that are not added are 0.
+    A pixel adds all Gaussians, also with alpha 0, until it stops. Then T remains, with a negative sign. On AMD GPUs,
+    the weights of Gaussians that are not added are 0.
     """
     # w = alpha T;  T <- T - alpha T
     weight = alpha * transmittance
     # Rounded once: T - w would lose digits near alpha = 1. A factor of -1 is free, unlike a negation.
     after = tl.fma(alpha, transmittance * -1.0, transmittance)
-    added = after > constant(TRANSMITTANCE_MIN, after)
-    if AMD:
+    added = after > constant(WALK.TRANSMITTANCE_MIN, after)
+    if WALK.AMD:
         # A select takes an instruction. One for the weight replaces one for each feature.
         weight = tl.where(added, weight, 0.0)
     return weight, added, tl.where(added, after, tl.abs(transmittance) * -1.0)
+
+
+@triton.jit
+def begin_backward(pixels, final, v_alphas):
+    """Loads the state of the pixels of a block behind all Gaussians.
+
+    Incoming gradients of pixels that no Gaussian covers may be NaN, for example those of 1 / depth. They count as zero.
+
+    Returns:
+        T; ``behind`` without background: -v_alpha; whether a Gaussian covers the pixel.
+    """
+    transmittance = tl.load(final.transmittances + pixels.index, mask=pixels.inside, other=1.0)
+    is_covered = transmittance < 1.0
+    behind = tl.zeros_like(transmittance)
+    if v_alphas is not None:
+        v_alpha = tl.load(v_alphas + pixels.index, mask=pixels.inside, other=0.0)
+        behind = tl.where(is_covered, -v_alpha, 0.0)
+    return transmittance, behind, is_covered
+
+
+@triton.jit
+def load_chunk_transmittance(chunks, program, part_pixel, PIXELS: tl.constexpr):
+    """Loads T behind the chunk of a program, by pixel of the part."""
+    return tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + part_pixel))
 
 
 @triton.jit
@@ -453,23 +513,26 @@ def inverse_transmittance(transmittance, FAST: tl.constexpr):
 
 
 @triton.jit
-def absorb_vjp(transmittance, alpha, behind, v_dot_c, FAST: tl.constexpr):
+def absorb_vjp(transmittance, alpha, e, behind, v_dot_c, WALK: tl.constexpr):
     """Removes a Gaussian from a pixel, back to front: the vector-Jacobian product of ``absorb``.
 
     Args:
         transmittance: T behind the Gaussian.
+        alpha, e: See ``alpha_at``.
         behind: v . (color that is visible behind the Gaussian), with the gradient v of the pixel.
         v_dot_c: v . (color of the Gaussian).
 
     Returns:
-        T and ``behind`` in front of the Gaussian, its weight, and g = alpha dL/d alpha.
+        T and ``behind`` in front of the Gaussian, its weight, and g = alpha dL/d alpha, 0 where alpha is clamped.
     """
     # T <- T / (1 - alpha);  w = alpha T
-    transmittance = transmittance * reciprocal(1.0 - alpha, FAST)
+    transmittance = transmittance * reciprocal(1.0 - alpha, WALK.FAST)
     weight = alpha * transmittance
     # behind <- behind + alpha (v . c - behind);  g = w (v . c - behind)
     difference = v_dot_c - behind
-    return transmittance, tl.fma(alpha, difference, behind), weight, weight * difference
+    behind = tl.fma(alpha, difference, behind)
+    g = tl.where(e <= constant(WALK.LOG2_ALPHA_MAX, e), weight * difference, 0.0)
+    return transmittance, behind, weight, g
 
 
 @triton.jit
@@ -482,11 +545,8 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry,
     """
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY_VALUES
-    local = FOOTPRINT.locate(record, pixel)
-    e = FOOTPRINT.log2_alpha(record, local)
     # alpha = min(alpha_max, 2^e), 0 below 1/255 and behind the last entry of the pixel
-    kept = (e >= constant(WALK.LOG2_ALPHA_MIN, e)) & (entry < last)
-    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], WALK.FAST, WALK.AMD), 0.0)
+    alpha, e, local = alpha_at(record, pixel, entry < last, WALK)
     features = FOOTPRINT.features(record, local, pixel, FIRST, len(v_color), FOOTPRINT)
     if len(state) > 0:
         front = transmittance * reciprocal(1.0 - alpha, WALK.FAST)
@@ -498,9 +558,7 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry,
         v_weight = tl.fma(v_color[k], features[k], v_weight)
     if len(state) > 0:
         v_weight += of_distortion
-    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, WALK.FAST)
-    # No gradient where alpha is clamped.
-    g = tl.where(e <= constant(WALK.LOG2_ALPHA_MAX, e), g, 0.0)
+    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, e, behind, v_weight, WALK)
     v_color, local = FOOTPRINT.features_vjp(record, local, pixel, weight, v_color, FIRST, FOOTPRINT)
     return transmittance, behind, weight, g, local, v_color, state
 
@@ -549,36 +607,3 @@ class BandTask(NamedTuple):
         camera, grid = self.settings.camera, self.grid
         first_tile = self.intersections.first_tile
         return PartGrid(self.n_tiles, first_tile, camera.width, camera.height, grid.tile_width, grid.tiles_per_image)
-
-    def walk(
-        self,
-        records: Tensor,
-        splats: Splats | None,
-        normals: bool = False,
-        hits: bool = False,
-        distortion: bool = False,
-    ) -> Walk:
-        """Returns the constants of kernels that walk lists Gaussian by Gaussian.
-
-        Args:
-            splats: The splats whose channels are in the records; None without channels.
-            normals, hits: Whether this group of channels contains the normals, and the hits, if these are rendered.
-            distortion: Whether this group contains the last channel, of which distortion is computed if rendered.
-        """
-        settings = self.settings
-        unrolled = not (is_amd(records) and self.footprint.WIDE)
-        return Walk(
-            FOOTPRINT=find_footprint(settings.footprint, normals and settings.normals, hits and settings.hits),
-            PART=self.part,
-            RECORD_WIDTH=records.shape[1],
-            COLORS=0 if splats is None else splats.n_colors,
-            FEATURES=0 if splats is None else splats.n_features,
-            UNROLL=walk_unroll(records) if unrolled else 1,
-            PREFETCH=prefetch_distance(records),
-            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-            LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
-            TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
-            FAST=approximate(records),
-            AMD=is_amd(records),
-            DISTORTION=settings.distortion and distortion,
-        )
