@@ -5,8 +5,9 @@ Vectors and matrices are tuples of tensors of the same shape, so nothing here de
 02 11 12 22, or 00 01 11). The gradient of a symmetric matrix is with respect to the triangle: an off-diagonal entry is
 the sum of the gradients of both entries of the full matrix. ``add``, ``times`` and ``where`` take tuples of any length.
 
-Functions work in any dtype: kernels run in fp32, and in tests also in fp64. ``APPROX`` selects NVIDIA's approximate
-fp32 instructions for exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed).
+Functions work in any dtype: kernels run in fp32, and in tests also in fp64. ``FAST`` selects NVIDIA's instructions
+for fp32, see ``launch.has_fast_fp32``: approximate ones for exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed).
+``PTX`` selects NVIDIA's instructions for integers.
 """
 
 from typing import Any, NamedTuple
@@ -27,8 +28,8 @@ class RotatedGaussian(NamedTuple):
 
 
 @triton.jit
-def exp2(x, APPROX: tl.constexpr):
-    if APPROX:
+def exp2(x, FAST: tl.constexpr):
+    if FAST:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -37,8 +38,8 @@ def exp2(x, APPROX: tl.constexpr):
 
 
 @triton.jit
-def reciprocal(x, APPROX: tl.constexpr):
-    if APPROX:
+def reciprocal(x, FAST: tl.constexpr):
+    if FAST:
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -73,13 +74,13 @@ def load4(pointer):
 
 
 @triton.jit
-def element(pointer, index, STRIDE: tl.constexpr, PTX: tl.constexpr):
+def element(pointer, index, STRIDE: tl.constexpr, FAST: tl.constexpr):
     """Returns pointer + index * STRIDE, for an int32 index.
 
-    LLVM merges product and sum into an instruction that ptxas splits into two or three. With PTX, the product is hidden
-    from LLVM, and ptxas merges both into one instruction.
+    LLVM merges product and sum into an instruction that ptxas splits into two or three. With FAST, the product is
+    hidden from LLVM, and ptxas merges both into one instruction.
     """
-    if PTX:
+    if FAST:
         size: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8 * STRIDE
         offset = tl.inline_asm_elementwise(
             "mul.wide.s32 $0, $1, $2;", "=l,r,r", [index, size], dtype=tl.int64, is_pure=True, pack=1

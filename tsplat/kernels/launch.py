@@ -268,8 +268,11 @@ def is_amd(tensor: Tensor) -> bool:
     return vendor(tensor) == "amd"
 
 
-def approximate(tensor: Tensor) -> bool:
-    """Returns whether kernels on this tensor may use NVIDIA's approximate fp32 instructions."""
+def has_fast_fp32(tensor: Tensor) -> bool:
+    """Returns whether kernels on this tensor compute in fp32 on an NVIDIA GPU.
+
+    Their constant ``FAST`` then selects PTX, 16-byte loads and approximate instructions.
+    """
     return has_ptx(tensor) and tensor.dtype == torch.float32
 
 

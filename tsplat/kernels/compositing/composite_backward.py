@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...data import Rays, Splats
 from ..device_math import element, load_tuple, prefetch, where
-from ..launch import approximate, kernel
+from ..launch import has_fast_fp32, kernel
 from .distortion import begin_distortion, distortion_of_chunks
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
@@ -322,7 +322,7 @@ def walk_bwd(
     if slots.parts_per_program > 1 and not is_last:
         # The parts of a tile add to slots. The memory holds the sums of the layer behind.
         slots.v_slots.zero_()
-    folds = approximate(records) and shape.width * shape.height % 32 == 0
+    folds = has_fast_fp32(records) and shape.width * shape.height % 32 == 0
     _composite_bwd_kernel.launch(
         slots.n_programs,
         records=records,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...config import FEATURES_MIN
 from ...data import Splats
-from ..launch import approximate
+from ..launch import has_fast_fp32
 
 GROUP = tl.constexpr(16)
 """Number of Gaussians of a group; the minimum size of ``tl.dot``."""
@@ -108,4 +108,4 @@ class Products(NamedTuple):
     def of(cls, records: Tensor, splats: Splats) -> "Products":
         colors = splats.colors
         half = colors is not None and colors.dtype in (torch.float16, torch.bfloat16) and splats.depths is None
-        return cls(SPLIT=approximate(records), EXACT=approximate(records) and half)
+        return cls(SPLIT=has_fast_fp32(records), EXACT=has_fast_fp32(records) and half)

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...config import ALPHA_MIN, Size
 from ...data import NO_LIMIT, Intersections, Limit, PartLists
 from ..device_math import popcount, search_starts
-from ..launch import UNREAD_MAX, Int, approximate, has_ptx, is_compiled_for_cpu, kernel
+from ..launch import UNREAD_MAX, Int, has_fast_fp32, has_ptx, is_compiled_for_cpu, kernel
 from ..scans import prefix_sums
 from . import tuning
 from .beams import find_beams, load_box, load_frame
@@ -347,7 +347,7 @@ def _part_bits(records: Tensor, band: BandTask) -> tuple[Tensor, Tensor]:
         RECORD_WIDTH=records.shape[1],
         PART=band.part,
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-        FAST=approximate(records),
+        FAST=has_fast_fp32(records),
         PTX=has_ptx(records),
     )
     limit = NO_LIMIT

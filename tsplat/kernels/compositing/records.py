@@ -11,7 +11,7 @@ from torch import Tensor
 from ...config import ALPHA_MIN
 from ...data import CompositingSettings, Splats
 from ..device_math import constant, element, load4, load_tuple, store_tuple
-from ..launch import Int, approximate, kernel
+from ..launch import Int, has_fast_fp32, kernel
 from .footprints import FOOTPRINTS
 from .walk_steps import OPACITY_VALUES
 
@@ -151,6 +151,6 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
         TILE=settings.tile_size,
         ALPHA_MAX=settings.numerics.alpha_max,
         ALPHA_MIN=ALPHA_MIN,
-        FAST=approximate(records),
+        FAST=has_fast_fp32(records),
     )
     return records

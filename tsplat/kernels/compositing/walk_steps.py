@@ -14,7 +14,7 @@ from torch import Tensor
 from ...config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ...data import CompositingSettings, Intersections, PartLists, Rays, Splats, TileGrid
 from ..device_math import constant, exp2, reciprocal
-from ..launch import approximate, is_amd, prefetch_distance
+from ..launch import has_fast_fp32, is_amd, prefetch_distance
 from .distortion import distortion_vjp
 from .footprints import FOOTPRINTS, Footprint, find_footprint
 from .rays import has_ray, load_rays
@@ -179,8 +179,7 @@ class Walk(NamedTuple):
         RECORD_WIDTH, COLORS, FEATURES: Number of values of a record, of colors, and of colors and depth.
         UNROLL, PREFETCH: Unroll factor of the loop, and number of entries by which it prefetches; 0 for none.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha and of T.
-        FAST: Whether values are fp32 on an NVIDIA GPU. Kernels then use 16-byte loads, PTX and approximate
-            instructions.
+        FAST: Whether values are fp32 on an NVIDIA GPU, see ``has_fast_fp32``.
         AMD: Whether the GPU is an AMD GPU.
         DISTORTION: Whether the distortion of the last feature is a channel after the features.
     """
@@ -230,7 +229,7 @@ class Walk(NamedTuple):
             LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
             LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
             TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
-            FAST=approximate(records),
+            FAST=has_fast_fp32(records),
             AMD=is_amd(records),
             DISTORTION=settings.distortion and distortion,
         )
