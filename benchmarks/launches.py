@@ -21,13 +21,14 @@ from tsplat.data import (
     CompositingSettings,
     GaussianMajor,
     Gaussians3D,
+    Images,
     Intersections,
     IntersectionSettings,
     Limit,
     ProjectedGaussians,
     ProjectedGradients,
     ProjectionSettings,
-    RenderBuffers,
+    SavedImages,
     ScreenGaussians,
     Spans,
     Splats,
@@ -276,6 +277,7 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
     )
     alphas = torch.ones(n_images, HEIGHT, WIDTH)
     last_ids = alphas.to(torch.int32)
+    saved = SavedImages(alphas, last_ids)
     masks = torch.ones(n_images, grid.n_tiles, dtype=torch.bool)
     colors, backgrounds = (torch.ones(N, d), torch.ones(n_images, d)) if d else (None, None)
     splats = Splats(means2d, conics, depths, colors, depths if has_depths else None)
@@ -283,11 +285,11 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
     with recorded(vendor) as launches:
         settings = CompositingSettings(CameraSettings(WIDTH, HEIGHT), tile_size, 32, False, DEFAULT_NUMERICS, "triton")
         for output in (None, last_ids):
-            buffers = RenderBuffers(image, alphas, output, alphas=alphas)
-            parts = kernels.composite_fwd(splats, backgrounds, masks, lists, buffers, settings)
+            images = Images(image, alphas, output, alphas=alphas)
+            parts = kernels.composite_fwd(splats, backgrounds, masks, lists, images, settings)
         for absgrad in (False, True):
             settings = dataclasses.replace(settings, absgrad=absgrad)
-            kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, None, settings, parts)
+            kernels.composite_bwd(splats, backgrounds, lists, saved, image, alphas, None, settings, parts)
     for call in launches:
         extra = " absgrad" if call.arguments.get("ABSGRAD") else ""
         extra += " image only" if call.arguments.get("last_ids", 0) is None else ""

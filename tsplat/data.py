@@ -437,7 +437,7 @@ class PartLists(NamedTuple):
         chunk_lists: [chunks] int32, the list of each chunk.
         chunk_transmittances: [chunks, pixels of a part], T behind each chunk, negative where a pixel has stopped.
         chunk_colors: [chunks, D, pixels of a part], the contribution of each chunk, with the channels of
-            ``RenderBuffers``.
+            ``Images``.
         records, large: [nnz, width], and [nnz] bool, see ``pack_records``; None if the backward pass packs them again.
         launch_order: [parts * tiles] int64, the order in which programs take the lists; None for ascending order.
     """
@@ -518,7 +518,7 @@ class Rays(NamedTuple):
     v_per_pixel: Tensor | None = None
 
 
-class RenderBuffers(NamedTuple):
+class Images(NamedTuple):
     """The outputs of compositing, written tile by tile.
 
     Attributes:
@@ -535,6 +535,19 @@ class RenderBuffers(NamedTuple):
     last_ids: Tensor | None
     median_rows: Tensor | None = None
     alphas: Tensor | None = None
+
+
+class SavedImages(NamedTuple):
+    """The outputs of compositing that the backward pass reads.
+
+    Attributes:
+        transmittances, last_ids: See :class:`Images`.
+        depth_sums: [I, H, W], the channel of the last feature; None without distortion.
+    """
+
+    transmittances: Tensor
+    last_ids: Tensor
+    depth_sums: Tensor | None = None
 
 
 class SplatGradients(NamedTuple):

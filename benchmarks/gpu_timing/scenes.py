@@ -141,14 +141,14 @@ def _captured() -> Iterator[dict[str, Any]]:
         if found:
             raise NotImplementedError("scenes that are composited in several bands")
         result = forward(splats, backgrounds, *more)
-        _, _, buffers, settings, *_ = more
+        _, _, images, settings, *_ = more
         found.update(splats=splats, backgrounds=backgrounds, footprint=settings.footprint)
-        found.update(colors=buffers.colors.clone(), alphas=buffers.alphas.clone())
+        found.update(colors=images.colors.clone(), alphas=images.alphas.clone())
         return result
 
     def composite_bwd(*arguments: Any) -> SplatGradients:
         result: SplatGradients = backward(*arguments)
-        found.update(zip(("v_colors", "v_alphas"), arguments[5:7]), gradients=result)
+        found.update(zip(("v_colors", "v_alphas"), arguments[4:6]), gradients=result)
         return result
 
     with mock.patch.multiple(kernels, composite_fwd=composite_fwd, composite_bwd=composite_bwd):

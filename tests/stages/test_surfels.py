@@ -21,10 +21,11 @@ from tsplat.data import (
     CompositingSettings,
     GaussianMajor,
     Gaussians3D,
+    Images,
     Intersections,
     ProjectedGradients,
     ProjectionSettings,
-    RenderBuffers,
+    SavedImages,
     Splats,
     TileGrid,
 )
@@ -620,11 +621,10 @@ def test_kernels_for_gpus_do_not_spill(target):
         for cut in (part_lists.CUT, 0):
             patch.setattr(part_lists, "CUT", cut)
             intersections = Intersections(0, offsets, ones(n, dtype=torch.int32), order, ones(n, dtype=torch.int16))
-            buffers = RenderBuffers(ones(1, *size[::-1], 8), image, last_ids, last_ids)
-            parts = kernels.composite_fwd(splats, None, None, intersections, buffers, settings)
-            kernels.composite_bwd(
-                splats, None, intersections, image, last_ids, buffers.colors, image, None, settings, parts, None, image
-            )  # fmt: skip
+            images = Images(ones(1, *size[::-1], 8), image, last_ids, last_ids)
+            parts = kernels.composite_fwd(splats, None, None, intersections, images, settings)
+            saved = SavedImages(image, last_ids, image)
+            kernels.composite_bwd(splats, None, intersections, saved, images.colors, image, None, settings, parts)
     tested = {
         repr((call.kernel.__name__, call.signature, call.constants)): call
         for call in launches

@@ -22,10 +22,11 @@ from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import (
     CompositingSettings,
     GaussianMajor,
+    Images,
     Intersections,
     PartLists,
     Rays,
-    RenderBuffers,
+    SavedImages,
     SplatGradients,
     Splats,
     TileGrid,
@@ -161,7 +162,7 @@ def composite_fwd(
     backgrounds: Tensor | None,
     masks: Tensor | None,
     intersections: Intersections,
-    buffers: RenderBuffers,
+    images: Images,
     settings: CompositingSettings,
     rays: Rays | None = None,
 ) -> PartLists | None:
@@ -169,9 +170,9 @@ def composite_fwd(
     records, features = pack_records(splats, settings), _Features(splats)
     unmasked = None if masks is None else masks.flatten().tolist()
     centers = pixel_centers(settings.camera.width, settings.camera.height, means2d)
-    for tile in tiles(intersections, len(buffers.colors), settings, unmasked):
+    for tile in tiles(intersections, len(images.colors), settings, unmasked):
         here = (tile.image, *tile.pixels)
-        shape = buffers.transmittances[here].shape
+        shape = images.transmittances[here].shape
         transmittance = means2d.new_ones(shape.numel())
         color = means2d.new_zeros(channels, shape.numel())
         last = torch.zeros_like(transmittance, dtype=torch.int32)
@@ -193,15 +194,15 @@ def composite_fwd(
         left = transmittance.abs_()
         if backgrounds is not None:
             color[: backgrounds.shape[1]] += backgrounds[tile.image][:, None] * left
-        if buffers.median_rows is not None:
+        if images.median_rows is not None:
             color = torch.cat([color, in_front.distortions[None]])
-            buffers.median_rows[here] = in_front.median_rows.view(shape)
-        buffers.colors[here] = color.T.view(*shape, -1)
-        buffers.transmittances[here] = left.view(shape)
-        if buffers.alphas is not None:
-            buffers.alphas[here] = 1 - left.view(*shape, 1)
-        if buffers.last_ids is not None:
-            buffers.last_ids[here] = last.view(shape)
+            images.median_rows[here] = in_front.median_rows.view(shape)
+        images.colors[here] = color.T.view(*shape, -1)
+        images.transmittances[here] = left.view(shape)
+        if images.alphas is not None:
+            images.alphas[here] = 1 - left.view(*shape, 1)
+        if images.last_ids is not None:
+            images.last_ids[here] = last.view(shape)
     return None
 
 
@@ -209,15 +210,13 @@ def composite_bwd(
     splats: Splats,
     backgrounds: Tensor | None,
     intersections: Intersections,
-    transmittances: Tensor,
-    last_ids: Tensor,
+    images: SavedImages,
     v_render_colors: Tensor,
     v_render_alphas: Tensor | None,
     v_splats: SplatGradients | None,
     settings: CompositingSettings,
     lists: PartLists | None = None,
     rays: Rays | None = None,
-    depth_sums: Tensor | None = None,
 ) -> SplatGradients:
     gaussian_major, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert gaussian_major is not None
@@ -227,19 +226,19 @@ def composite_bwd(
     v_slots = means2d.new_zeros(flatten_ids.numel(), _sum_columns(channels, settings))
     for tile in tiles(intersections, len(v_render_colors), settings, None):
         here = (tile.image, *tile.pixels)
-        shape = (*last_ids[here].shape, -1)
+        shape = (*images.transmittances[here].shape, -1)
         pixels = tile_pixels(tile, centers, rays)
         v_rays = None
         if rays is not None and rays.v_per_pixel is not None:
             v_rays = rays.v_per_pixel[tile.image][(slice(None), *tile.pixels)]
-        transmittance, last = transmittances[here].flatten(), last_ids[here].flatten()
+        transmittance, last = images.transmittances[here].flatten(), images.last_ids[here].flatten()
         # Incoming gradients of pixels without a Gaussian may be NaN, e.g. of 1 / depth. They count as zero.
         covered = transmittance < 1
         # Made contiguous below, because the rounding of matrix products depends on strides.
         v_color = torch.where(covered[:, None], v_render_colors[here].flatten(0, 1), 0.0)
         state = None
-        if depth_sums is not None:
-            state = Behind(2 * v_color[:, -1], 1 + transmittance, -depth_sums[here].flatten())
+        if images.depth_sums is not None:
+            state = Behind(2 * v_color[:, -1], 1 + transmittance, -images.depth_sums[here].flatten())
         v_color = v_color[:, :channels].contiguous()
         # dL/d ln(T_end), the gradient with respect to the log transmittance behind all Gaussians.
         rest = torch.zeros_like(transmittance)

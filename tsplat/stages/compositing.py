@@ -15,10 +15,11 @@ from ..config import FEATURES_MIN
 from ..data import (
     CompositingSettings,
     GaussianMajor,
+    Images,
     Intersections,
     PartLists,
     Rays,
-    RenderBuffers,
+    SavedImages,
     SplatGradients,
     Splats,
 )
@@ -68,7 +69,7 @@ class _Composite(torch.autograd.Function):
         splats, means2d = inputs.flat_splats(), inputs.splats.means2d
         size = (n_images, settings.camera.height, settings.camera.width)
         integers = functools.partial(torch.empty, dtype=torch.int32, device=means2d.device)
-        buffers = RenderBuffers(
+        images = Images(
             colors=means2d.new_empty(*size, splats.n_features + settings.distortion),
             transmittances=means2d.new_empty(size),
             last_ids=integers(size) if any(ctx.needs_input_grad) else None,
@@ -82,18 +83,20 @@ class _Composite(torch.autograd.Function):
             kernels = launchers(means2d.device, settings.backend)
             for intersections in bands:
                 lists = kernels.composite_fwd(
-                    splats, inputs.backgrounds, inputs.masks, intersections, buffers, settings, inputs.rays
+                    splats, inputs.backgrounds, inputs.masks, intersections, images, settings, inputs.rays
                 )
                 n_bands += 1
                 whole = intersections if n_bands == 1 else None
                 del intersections  # frees memory before the next band is listed
+        last_ids: Any = images.last_ids  # None without gradients
         # A copy, as the caller may modify the image in place.
-        depth_sums = buffers.colors[..., -2].clone() if settings.distortion else None
+        depth_sums = images.colors[..., -2].clone() if settings.distortion else None
+        saved_images = SavedImages(images.transmittances, last_ids, depth_sums)
         if whole is None:
             lists = None
         elif lists is None:
             whole = whole._replace(keys=None)  # only lists of parts need keys
-        ctx.saved, tensors = split((inputs, buffers.transmittances, buffers.last_ids, depth_sums, whole, lists))
+        ctx.saved, tensors = split((inputs, saved_images, whole, lists))
         ctx.save_for_backward(*tensors)
         ctx.settings, ctx.kernels = settings, kernels
         # Several bands do not fit into memory together, so the backward pass lists them again.
@@ -101,10 +104,10 @@ class _Composite(torch.autograd.Function):
         # `.absgrad` is set on the tensor that the caller holds.
         ctx.absgrad_target = means2d if settings.absgrad else None
         ctx.set_materialize_grads(False)
-        if buffers.median_rows is not None:
-            ctx.mark_non_differentiable(buffers.median_rows)
-        assert buffers.alphas is not None
-        return buffers.colors, buffers.alphas, buffers.median_rows
+        if images.median_rows is not None:
+            ctx.mark_non_differentiable(images.median_rows)
+        assert images.alphas is not None
+        return images.colors, images.alphas, images.median_rows
 
     @staticmethod
     @once_differentiable
@@ -116,21 +119,23 @@ class _Composite(torch.autograd.Function):
         _v_median_rows: None,
     ) -> tuple[Tensor | None, ...]:
         inputs: _Inputs
-        inputs, transmittances, last_ids, depth_sums, whole, lists = restore(ctx.saved, saved)
+        images: SavedImages
+        inputs, images, whole, lists = restore(ctx.saved, saved)
         needs: _Inputs = restore(structure(inputs), ctx.needs_input_grad[N_ARGUMENTS:])  # booleans
         splats, backgrounds, rays = inputs.flat_splats(), inputs.backgrounds, inputs.rays
         means2d, colors, depths = inputs.splats.means2d, inputs.splats.colors, inputs.splats.depths
         settings: CompositingSettings = ctx.settings
         n_features = splats.n_features
         if v_render_colors is None:
-            v_render_colors = transmittances.new_zeros(*transmittances.shape, n_features + settings.distortion)
+            size = images.transmittances.shape
+            v_render_colors = images.transmittances.new_zeros(*size, n_features + settings.distortion)
         if v_render_colors.stride(1) != v_render_colors.shape[2] * v_render_colors.stride(2):
             v_render_colors = v_render_colors.contiguous()  # kernels require evenly spaced pixels
         v_render_alphas = None if v_render_alphas is None else v_render_alphas.contiguous()
         bands: Iterable[Intersections] = ctx.bands or [whole]
         if rays is not None and any(needs.rays or ()):
-            n_images, _, *size = rays.per_pixel.shape
-            rays = rays._replace(v_per_pixel=rays.per_pixel.new_zeros(n_images, 6, *size))
+            n_images, _, height, width = rays.per_pixel.shape
+            rays = rays._replace(v_per_pixel=rays.per_pixel.new_zeros(n_images, 6, height, width))
         kernels = ctx.kernels  # the backend of the forward pass: last_ids refer to its lists
         v_splats: SplatGradients | None = None
         for intersections in bands:
@@ -141,15 +146,13 @@ class _Composite(torch.autograd.Function):
                 splats,
                 backgrounds,
                 intersections,
-                transmittances,
-                last_ids,
+                images,
                 v_render_colors,
                 v_render_alphas,
                 v_splats,
                 settings,
                 lists,
                 rays,
-                depth_sums,
             )
             del intersections
         assert v_splats is not None
@@ -166,7 +169,7 @@ class _Composite(torch.autograd.Function):
         if backgrounds is not None and needs.backgrounds:
             # v_background = sum over pixels of T v. Contiguous and image by image, as the order of PyTorch's sums
             # depends on strides and, on a GPU, on the number of sums.
-            weighted = (transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()
+            weighted = (images.transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()
             sums = [of_image.sum((0, 1)) for of_image in weighted]
             v_backgrounds = torch.stack(sums) if sums else weighted.new_zeros(0, n_colors)
         if ctx.absgrad_target is not None:
@@ -228,7 +231,7 @@ def composite(
 
     Returns:
         Maps [I, H, W, channels] by name: ``alphas``, and the maps of :func:`split_channels`, with ``colors`` ending in
-        depth if rendered. With distortion also ``median_rows`` [I, H, W] int32, see :class:`RenderBuffers`.
+        depth if rendered. With distortion also ``median_rows`` [I, H, W] int32, see :class:`Images`.
     """
     dense = contiguous(splats)
     inputs = _Inputs(

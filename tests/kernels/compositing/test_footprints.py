@@ -13,7 +13,7 @@ from tests.kernels.compositing.test_part_lists import UNCUT
 from tests.support.closeness import EXACT, compare
 from tests.support.scenes import random_like
 from tsplat.config import ALPHA_MIN, PRESETS, TRANSMITTANCE_MIN, CameraSettings
-from tsplat.data import CompositingSettings, Intersections, RenderBuffers, Splats, TileGrid
+from tsplat.data import CompositingSettings, Images, Intersections, SavedImages, Splats, TileGrid
 from tsplat.stages.compositing import _gaussian_major
 
 tl = pytest.importorskip("triton.language")
@@ -118,15 +118,15 @@ def _composite(inputs, v_colors, v_alphas, chunk, patch):
     ids = torch.arange(N, dtype=torch.int32).repeat(grid.n_tiles)
     intersections = Intersections(0, offsets, ids, _gaussian_major(ids, N))
     splats = Splats(means, radii, opacities, colors, None)
-    buffers = RenderBuffers(v_colors.new_empty(v_colors.shape), v_alphas.new_empty(v_alphas.shape), None)
-    buffers = buffers._replace(last_ids=torch.empty_like(v_alphas, dtype=torch.int32))
-    lists = compositing.composite_fwd(splats, backgrounds, None, intersections, buffers, settings)
+    images = Images(v_colors.new_empty(v_colors.shape), v_alphas.new_empty(v_alphas.shape), None)
+    images = images._replace(last_ids=torch.empty_like(v_alphas, dtype=torch.int32))
+    lists = compositing.composite_fwd(splats, backgrounds, None, intersections, images, settings)
     assert (lists.n_chunks > 0) == (chunk != UNCUT)
+    saved = SavedImages(images.transmittances, images.last_ids)
     found = compositing.composite_bwd(
-        splats, backgrounds, intersections, buffers.transmittances, buffers.last_ids, v_colors, v_alphas, None,
-        settings, lists,
-    )  # fmt: skip
-    return buffers.colors, 1 - buffers.transmittances, found
+        splats, backgrounds, intersections, saved, v_colors, v_alphas, None, settings, lists
+    )
+    return images.colors, 1 - images.transmittances, found
 
 
 @pytest.mark.parametrize("channels", [3, pytest.param(17, marks=pytest.mark.slow)])

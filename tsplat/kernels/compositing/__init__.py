@@ -61,7 +61,17 @@ import torch
 from torch import Tensor
 
 from ...config import FEATURES_MIN
-from ...data import CompositingSettings, Intersections, PartLists, Rays, RenderBuffers, SplatGradients, Splats, TileGrid
+from ...data import (
+    CompositingSettings,
+    Images,
+    Intersections,
+    PartLists,
+    Rays,
+    SavedImages,
+    SplatGradients,
+    Splats,
+    TileGrid,
+)
 from .. import launch
 from ..launch import is_compiled_for_cpu
 from .alphas import tile_alphas
@@ -75,7 +85,7 @@ from .part_lists import list_parts
 from .records import pack_records
 from .slots import assign_slots, sum_slots
 from .tuning import part_shape
-from .walk_steps import BandTask, Chunks, FinalPixels, ImageGradients, Ranges
+from .walk_steps import BandTask, Chunks, ImageGradients, Ranges
 
 __all__ = [
     "bytes_per_intersection",
@@ -102,7 +112,7 @@ def composite_fwd(
     backgrounds: Tensor | None,
     masks: Tensor | None,
     intersections: Intersections,
-    buffers: RenderBuffers,
+    images: Images,
     settings: CompositingSettings,
     rays: Rays | None = None,
 ) -> PartLists | None:
@@ -112,7 +122,7 @@ def composite_fwd(
         backgrounds: [I, D] or None; depth has background 0.
         masks: [I, tiles] bool or None; a false tile shows the background.
         intersections: The intersections of the band.
-        buffers: Output.
+        images: Output.
         settings: See :class:`CompositingSettings`.
         rays: The rays of pixels, if the footprint is evaluated along rays.
 
@@ -120,21 +130,21 @@ def composite_fwd(
         The lists for :func:`composite_bwd`, without ids of entries: the backward pass lists entries again, with their
         slots. `kernels_torch` returns None.
     """
-    band = _band(splats, intersections, buffers.colors.shape[0], settings, rays)
+    band = _band(splats, intersections, images.colors.shape[0], settings, rays)
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
     if by_matrices:
         splats = splats.gather_colors()
     first_group = _without_features(splats) if by_matrices else channel_group(splats, 0, settings)
     # The backward pass reuses the records if a single group has all channels.
-    saves_records = first_group is splats and buffers.last_ids is not None
+    saves_records = first_group is splats and images.last_ids is not None
     large = splats.opacities.new_empty(splats.opacities.shape, dtype=torch.bool) if saves_records else None
     records = pack_records(first_group, settings, large)
-    lists = list_parts(records, band, buffers.colors.shape[3], has_walk_ends=buffers.last_ids is not None)
+    lists = list_parts(records, band, images.colors.shape[3], has_walk_ends=images.last_ids is not None)
     ranges = Ranges.of(lists, lists.launch_order, lists.walk_ends)
     products = chunk_products(records, lists, band)
     last_ids, median_rows = (
         None if products is None or t is None else torch.empty_like(products, dtype=torch.int32)
-        for t in (buffers.last_ids, buffers.median_rows)
+        for t in (images.last_ids, images.median_rows)
     )
     chunks = Chunks(
         products=products,
@@ -145,8 +155,8 @@ def composite_fwd(
     )
     assert lists.ids is not None
     forward = features_fwd if by_matrices else walk_fwd
-    forward(splats, records, lists.ids, ranges, chunks, backgrounds, masks, buffers, band)
-    combine_chunks(ranges, chunks, backgrounds, buffers, band)
+    forward(splats, records, lists.ids, ranges, chunks, backgrounds, masks, images, band)
+    combine_chunks(ranges, chunks, backgrounds, images, band)
     n_walked = None
     if launch.slots_hook is not None and lists.walk_ends is not None and lists.n_entries > launch.UNREAD_MAX:
         n_walked = (lists.walk_ends - lists.offsets[:-1]).sum()
@@ -157,27 +167,24 @@ def composite_bwd(
     splats: Splats,
     backgrounds: Tensor | None,
     intersections: Intersections,
-    transmittances: Tensor,
-    last_ids: Tensor,
+    images: SavedImages,
     v_render_colors: Tensor,
     v_render_alphas: Tensor | None,
     v_splats: SplatGradients | None,
     settings: CompositingSettings,
     lists: PartLists | None = None,
     rays: Rays | None = None,
-    depth_sums: Tensor | None = None,
 ) -> SplatGradients:
     """Computes the gradients of splats from a band of tiles.
 
     Args:
         splats, backgrounds, intersections, settings: As in :func:`composite_fwd`; ``gaussian_major`` is required.
-        transmittances, last_ids: [I, H, W], outputs of :func:`composite_fwd`.
+        images: Outputs of :func:`composite_fwd`.
         v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel; and [I, H, W, 1], or None for
             zero.
         v_splats: Gradients from earlier bands, which are added to and returned; or None.
         lists: The result of :func:`composite_fwd` if there is a single band; None to compute the lists again.
         rays: As in :func:`composite_fwd`. Gradients are written to ``v_per_pixel``.
-        depth_sums: [I, H, W], the rendered channel of the last feature; with distortion only.
     """
     gaussian_major = intersections.gaussian_major
     assert gaussian_major is not None
@@ -186,7 +193,7 @@ def composite_bwd(
         v_splats = _allocate_gradients(splats, settings, zero=n_intersections == 0, has_sums=lists is None)
     if n_intersections == 0:
         return v_splats
-    band = _band(splats, intersections, last_ids.shape[0], settings, rays)
+    band = _band(splats, intersections, images.transmittances.shape[0], settings, rays)
     if lists is None:
         lists = _list_again(splats, band, v_render_colors)
     by_matrices = n_features >= FEATURES_MIN
@@ -206,11 +213,10 @@ def composite_bwd(
     if v_rays is not None and lists.chunk_transmittances is not None:
         chunk_v_rays = v_rays.new_empty(lists.n_chunks, 6, band.shape.width * band.shape.height)
     chunks = Chunks(transmittances=lists.chunk_transmittances, colors=lists.chunk_colors, v_rays=chunk_v_rays)
-    final_pixels = FinalPixels(transmittances, last_ids, depth_sums)
     v_images = ImageGradients.of(v_render_colors, v_render_alphas)
     for layer in slots.back_to_front():
         backward = features_bwd if by_matrices else walk_bwd
-        backward(splats, records, ranges, chunks, slots, layer, backgrounds, final_pixels, v_images, band)
+        backward(splats, records, ranges, chunks, slots, layer, backgrounds, images, v_images, band)
         sum_slots(slots, layer, gaussian_major, large, v_splats, splats, band, accumulate=not is_first)
     if v_rays is not None:
         combine_rays(ranges, chunk_v_rays, v_rays, band)
@@ -255,12 +261,12 @@ def _list_again(splats: Splats, band: BandTask, image: Tensor) -> PartLists:
     if lists.n_chunks == 0:
         return lists
     medians = image.new_empty(image.shape[:3], dtype=torch.int32) if band.settings.distortion else None
-    buffers = RenderBuffers(
+    images = Images(
         colors=image.new_empty(image.shape),
         transmittances=image.new_empty(image.shape[:3]),
         last_ids=None,
         median_rows=medians,
     )
-    lists = composite_fwd(splats, None, None, band.intersections, buffers, band.settings, band.rays)
+    lists = composite_fwd(splats, None, None, band.intersections, images, band.settings, band.rays)
     assert lists is not None
     return lists

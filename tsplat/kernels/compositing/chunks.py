@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ...data import PartLists, Rays, RenderBuffers
+from ...data import Images, PartLists, Rays
 from ..device_math import constant
 from ..launch import Int, kernel, programs
 from .records import first_record, next_record
@@ -81,7 +81,7 @@ def _transmittance_kernel(
 def _combine_kernel(
     backgrounds,  # [I, n_colors] or None
     ranges: "Ranges",
-    images: "RenderBuffers",  # output
+    images: "Images",  # output
     chunks: "Chunks",  # colors are set to zero where a pixel has stopped before the chunk
     part_grid: "PartGrid",
     n_colors: "Int", n_features: "Int", channel_groups: "Int",
@@ -220,25 +220,23 @@ def chunk_products(records: Tensor, lists: PartLists, band: BandTask) -> Tensor 
     return products
 
 
-def combine_chunks(
-    ranges: Ranges, chunks: Chunks, backgrounds: Tensor | None, buffers: RenderBuffers, band: BandTask
-) -> None:
+def combine_chunks(ranges: Ranges, chunks: Chunks, backgrounds: Tensor | None, images: Images, band: BandTask) -> None:
     """Writes the pixels of cut lists. Does nothing if no list is cut.
 
     Args:
         ranges, chunks: As written by the walks of chunks.
-        backgrounds, buffers: As in ``composite_fwd``.
+        backgrounds, images: As in ``composite_fwd``.
     """
     if ranges.n_chunks == 0:
         return
-    n_features = buffers.colors.shape[3]
+    n_features = images.colors.shape[3]
     channels = max(k for k in range(1, CHANNELS + 1) if n_features % k == 0)
     channel_groups = n_features // channels
     _combine_kernel.launch(
         programs(ranges.n_chunks * channel_groups, 1),
         backgrounds=backgrounds,
         ranges=ranges,
-        images=buffers,
+        images=images,
         chunks=chunks._replace(products=None),
         part_grid=band.part_grid(),
         n_colors=0 if backgrounds is None else backgrounds.shape[1],

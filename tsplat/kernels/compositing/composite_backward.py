@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...data import Rays, Splats
+from ...data import Rays, SavedImages, Splats
 from ..device_math import element, load_tuple, prefetch, where
 from ..launch import has_fast_fp32, kernel
 from .distortion import begin_distortion, distortion_of_chunks
@@ -18,7 +18,6 @@ from .walk_steps import (
     BandTask,
     Chunks,
     Entries,
-    FinalPixels,
     ImageGradients,
     PartGrid,
     Ranges,
@@ -35,7 +34,7 @@ from .walk_steps import (
 
 
 @triton.jit
-def _begin_pixels(pixels, final, v_images, backgrounds, part_grid, WALK: tl.constexpr):
+def _begin_pixels(pixels, images, v_images, backgrounds, part_grid, WALK: tl.constexpr):
     """Loads the state of the pixels of a block behind all Gaussians.
 
     Returns:
@@ -44,7 +43,7 @@ def _begin_pixels(pixels, final, v_images, backgrounds, part_grid, WALK: tl.cons
     FEATURES: tl.constexpr = WALK.FEATURES
     VALUES: tl.constexpr = FEATURES + WALK.DISTORTION
     image, inside, pixel = pixels.image, pixels.inside, pixels.index
-    transmittance, behind, is_covered = begin_backward(pixels, final, v_images.alphas)
+    transmittance, behind, is_covered = begin_backward(pixels, images, v_images.alphas)
     v_image = v_images.colors + image * v_images.image_stride
     v_pixel = v_image + (pixel - image * part_grid.height * part_grid.width) * v_images.pixel_stride
     v = load_tuple(v_pixel, tl.cast(v_images.channel_stride, tl.int64), VALUES, inside)
@@ -57,7 +56,7 @@ def _begin_pixels(pixels, final, v_images, backgrounds, part_grid, WALK: tl.cons
     state = ()
     if WALK.DISTORTION:
         v_distortion = tl.where(is_covered, v[FEATURES], 0.0)
-        state = begin_distortion(final.depth_sums, pixel, inside, v_distortion, transmittance)
+        state = begin_distortion(images.depth_sums, pixel, inside, v_distortion, transmittance)
     return transmittance, behind, v_color, state
 
 
@@ -178,7 +177,7 @@ def _composite_bwd_kernel(
     backgrounds,  # [I, COLORS] or None
     ranges: "Ranges",
     entries: "Entries",
-    final: "FinalPixels",
+    images: "SavedImages",
     v_images: "ImageGradients",
     chunks: "Chunks",
     v_slots,  # [slots, COLUMNS], output
@@ -225,7 +224,7 @@ def _composite_bwd_kernel(
             for block in tl.static_range(BLOCKS):
                 pixels = part_pixels(index, block, part_grid, rays, PART, BLOCK_HEIGHT, dtype)
                 block_t, block_behind, v_color, state = _begin_pixels(
-                    pixels, final, v_images, backgrounds, part_grid, WALK
+                    pixels, images, v_images, backgrounds, part_grid, WALK
                 )  # fmt: skip
                 if ranges.chunk_lists is not None:
                     end_chunk = entry_range.end_chunk
@@ -235,7 +234,7 @@ def _composite_bwd_kernel(
                         )
                         if WALK.DISTORTION:
                             state = state_of_chunk
-                block_last = tl.load(final.last_ids + pixels.index, mask=pixels.inside, other=0)
+                block_last = tl.load(images.last_ids + pixels.index, mask=pixels.inside, other=0)
                 if HAS_CARRY:
                     block_t, block_behind, state = _load_state(layer, pixels.inside, pixels.index, state)
                 centers = centers + (pixels.position,)
@@ -305,7 +304,7 @@ def walk_bwd(
     slots: PartSlots,
     layer: Layer,
     backgrounds: Tensor | None,
-    final: FinalPixels,
+    images: SavedImages,
     v_images: ImageGradients,
     band: BandTask,
 ) -> None:
@@ -329,7 +328,7 @@ def walk_bwd(
         backgrounds=backgrounds,
         ranges=ranges,
         entries=slots.entries,
-        final=final,
+        images=images,
         v_images=v_images,
         chunks=chunks,
         v_slots=slots.v_slots,

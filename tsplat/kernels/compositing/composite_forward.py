@@ -7,7 +7,7 @@ a program for each list, which does nothing if the list is cut.
 import triton.language as tl
 from torch import Tensor
 
-from ...data import CompositingSettings, Rays, RenderBuffers, Splats
+from ...data import CompositingSettings, Images, Rays, Splats
 from ..device_math import prefetch
 from ..launch import Int, kernel, programs
 from .distortion import add_distortion, store_medians
@@ -39,7 +39,7 @@ def _composite_fwd_kernel(
     masks,  # [I, tiles_per_image] bool or None
     ranges: "Ranges",
     ids,  # [n_entries] int32
-    images: "RenderBuffers",  # output; colors have the given stride, and start at the first channel of this group
+    images: "Images",  # output; colors have the given stride, and start at the first channel of this group
     rays: "Rays",
     chunks: "Chunks",  # output, except products
     part_grid: "PartGrid",
@@ -153,20 +153,20 @@ def walk_fwd(
     chunks: Chunks,
     backgrounds: Tensor | None,
     masks: Tensor | None,
-    buffers: RenderBuffers,
+    images: Images,
     band: BandTask,
 ) -> None:
     """Composites a band of tiles by the forward walk, once per group of channels that fits into registers.
 
     Args:
-        splats, backgrounds, masks, buffers: As in ``composite_fwd``.
+        splats, backgrounds, masks, images: As in ``composite_fwd``.
         records: Records of the first group of channels.
         ids, ranges: The lists of the band.
         chunks: The chunks of the band; output, except products.
     """
-    n_features, n_colors, stride = splats.n_features, splats.n_colors, buffers.colors.shape[3]
+    n_features, n_colors, stride = splats.n_features, splats.n_colors, images.colors.shape[3]
     settings = band.settings
-    images, added = buffers, chunks
+    group_images, group_chunks = images, chunks
     for first in range(0, n_features, _channel_group_size(settings)):
         group = channel_group(splats, first, settings)
         is_last = first + group.n_features == n_features
@@ -174,13 +174,13 @@ def walk_fwd(
             records = pack_records(group, settings)
             backgrounds = None if backgrounds is None else backgrounds[:, _channel_group_size(settings) :]
             ranges = ranges._replace(walk_ends=None)
-            images = buffers._replace(
-                colors=buffers.colors[..., first:],
+            group_images = images._replace(
+                colors=images.colors[..., first:],
                 transmittances=None,  # written by the walk of the first group, as are alphas and last_ids
                 alphas=None,
                 last_ids=None,
             )
-            added = chunks._replace(
+            group_chunks = chunks._replace(
                 last_ids=None, colors=None if chunks.colors is None else chunks.colors[:, first:]
             )  # fmt: skip
         walk = Walk.of(records, settings, band.part, group, normals=first == 0, hits=is_last, distortion=is_last)
@@ -191,9 +191,9 @@ def walk_fwd(
             masks=masks,
             ranges=ranges,
             ids=ids,
-            images=images,
+            images=group_images,
             rays=band.rays_to_read(),
-            chunks=added,
+            chunks=group_chunks,
             part_grid=band.part_grid(),
             background_stride=n_colors,
             stride=stride,

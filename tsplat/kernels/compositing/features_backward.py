@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ...config import FEATURES_MIN
-from ...data import Rays, Splats
+from ...data import Rays, SavedImages, Splats
 from ..device_math import load_tuple
 from ..launch import Int, kernel
 from .matrices import CHANNELS, GROUP, Products, kth, lanes_last, load_features, product, set_kth
@@ -22,7 +22,6 @@ from .walk_steps import (
     BandTask,
     Chunks,
     Entries,
-    FinalPixels,
     ImageGradients,
     PartGrid,
     Ranges,
@@ -47,10 +46,10 @@ def _v_dot(v_part, block, values, PART: tl.constexpr):
 
 
 @triton.jit
-def _begin_pixels(pixels, final, v_render_alphas, v_part, backgrounds, n_colors, blocks, PART: tl.constexpr):
+def _begin_pixels(pixels, images, v_render_alphas, v_part, backgrounds, n_colors, blocks, PART: tl.constexpr):
     """Returns T and ``behind`` of the pixels of a part behind all Gaussians."""
     # behind = v . background - v_alpha
-    transmittance, behind, _ = begin_backward(pixels, final, v_render_alphas)
+    transmittance, behind, _ = begin_backward(pixels, images, v_render_alphas)
     if backgrounds is not None:
         for block in range(blocks):
             channel = block * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -131,7 +130,7 @@ def _features_bwd_kernel(
     backgrounds,  # [I, n_colors] or None
     ranges: "Ranges",
     entries: "Entries",
-    final: "FinalPixels",
+    images: "SavedImages",
     chunks: "Chunks",
     layer: "Layer",
     v_parts,  # [lists, blocks, WIDTH HEIGHT, CHANNELS]
@@ -179,7 +178,7 @@ def _features_bwd_kernel(
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
         transmittance, behind = _begin_pixels(
-            pixels, final, v_render_alphas, v_part, backgrounds, n_colors, blocks, PART
+            pixels, images, v_render_alphas, v_part, backgrounds, n_colors, blocks, PART
         )
         if ranges.chunk_lists is not None:
             if entry_range.is_chunk:
@@ -187,7 +186,7 @@ def _features_bwd_kernel(
                     transmittance, behind, chunks, program, entry_range.end_chunk, pixels.part_index, v_part,
                     n_features, blocks, WALK,
                 )  # fmt: skip
-        last = tl.load(final.last_ids + pixels.index, mask=pixels.inside, other=0)
+        last = tl.load(images.last_ids + pixels.index, mask=pixels.inside, other=0)
         end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
         if rays.v_per_pixel is not None:
             v_pixels = no_gradients(transmittance)
@@ -255,14 +254,14 @@ def features_bwd(
     slots: PartSlots,
     layer: Layer,
     backgrounds: Tensor | None,
-    final: FinalPixels,
+    images: SavedImages,
     v_images: ImageGradients,
     band: BandTask,
 ) -> None:
     """Same as ``walk_bwd``, for at least ``FEATURES_MIN`` channels and one layer. Records have no channels."""
     options = group_options(records, band.shape)
     # Without a Gaussian, incoming gradients may be NaN, for example those of 1 / depth.
-    v_colors = torch.where(final.transmittances[..., None] < 1, v_images.colors, 0.0)
+    v_colors = torch.where(images.transmittances[..., None] < 1, v_images.colors, 0.0)
     _features_bwd_kernel.launch(
         slots.n_programs,
         records=records,
@@ -271,7 +270,7 @@ def features_bwd(
         backgrounds=backgrounds,
         ranges=ranges,
         entries=slots.entries,
-        final=final._replace(depth_sums=None),
+        images=images._replace(depth_sums=None),
         chunks=chunks,
         layer=layer,
         v_parts=_by_part(v_colors, band),

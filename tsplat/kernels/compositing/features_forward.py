@@ -4,7 +4,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...config import FEATURES_MIN
-from ...data import Rays, RenderBuffers, Splats
+from ...data import Images, Rays, Splats
 from ..device_math import load_tuple
 from ..launch import Int, kernel, programs
 from .matrices import CHANNELS, GROUP, Products, load_features, product, set_kth
@@ -38,7 +38,7 @@ def _features_fwd_kernel(
     masks,  # [I, tiles_per_image] bool or None
     ranges: "Ranges",
     ids,  # [n_entries] int32
-    images: "RenderBuffers",  # output, with n_colors + depth channels
+    images: "Images",  # output, with n_colors + depth channels
     rays: "Rays",
     chunks: "Chunks",  # output, except products
     part_grid: "PartGrid",
@@ -136,7 +136,7 @@ def features_fwd(
     chunks: Chunks,
     backgrounds: Tensor | None,
     masks: Tensor | None,
-    buffers: RenderBuffers,
+    images: Images,
     band: BandTask,
 ) -> None:
     """Same as ``walk_fwd``, for at least ``FEATURES_MIN`` channels. Records have no channels."""
@@ -151,7 +151,7 @@ def features_fwd(
         masks=masks,
         ranges=ranges,
         ids=ids,
-        images=buffers,
+        images=images,
         rays=band.rays_to_read(),
         chunks=chunks,
         part_grid=band.part_grid(),

@@ -71,19 +71,6 @@ class Chunks(NamedTuple):
     v_rays: Tensor | None = None
 
 
-class FinalPixels(NamedTuple):
-    """A kernel argument: the state of pixels after the forward pass.
-
-    Attributes:
-        transmittances, last_ids: [I, height, width], see ``RenderBuffers``.
-        depth_sums: [I, height, width], the channel of the last feature; None without distortion.
-    """
-
-    transmittances: Tensor
-    last_ids: Tensor
-    depth_sums: Tensor | None
-
-
 class ImageGradients(NamedTuple):
     """A kernel argument: gradients of images.
 
@@ -377,7 +364,7 @@ def store_list(images, walk_ends, pixel, index, start, transmittance, last, insi
     """Stores T, alpha and ``last_ids`` of pixels and ``walk_ends`` at the end of the walk of a whole list.
 
     Args:
-        images: See ``RenderBuffers``.
+        images: See ``Images``.
         index, start: Index and first entry of the list.
     """
     if images.transmittances is not None:
@@ -482,7 +469,7 @@ def absorb(transmittance, alpha, WALK: tl.constexpr):
 
 
 @triton.jit
-def begin_backward(pixels, final, v_alphas):
+def begin_backward(pixels, images, v_alphas):
     """Loads the state of the pixels of a block behind all Gaussians.
 
     Incoming gradients of pixels that no Gaussian covers may be NaN, for example those of 1 / depth. They count as zero.
@@ -490,7 +477,7 @@ def begin_backward(pixels, final, v_alphas):
     Returns:
         T; ``behind`` without background: -v_alpha; whether a Gaussian covers the pixel.
     """
-    transmittance = tl.load(final.transmittances + pixels.index, mask=pixels.inside, other=1.0)
+    transmittance = tl.load(images.transmittances + pixels.index, mask=pixels.inside, other=1.0)
     is_covered = transmittance < 1.0
     behind = tl.zeros_like(transmittance)
     if v_alphas is not None:
