@@ -132,9 +132,9 @@ def walked(launch: Launch) -> int:
 def walked_back(launch: Launch) -> int:
     """Returns the number of list entries that the backward walk evaluates: up to the last one that any pixel added."""
     a = by_field(launch[2])
-    height, width = a["last_ids"].shape[1:]
-    last = torch.nn.functional.pad(a["last_ids"], (0, -width % a["TILE"], 0, -height % a["TILE"]))
-    parts = last.unfold(1, a["HEIGHT"], a["HEIGHT"]).unfold(2, a["WIDTH"], a["WIDTH"])
+    height, width = a["pixel_ends"].shape[1:]
+    ends = torch.nn.functional.pad(a["pixel_ends"], (0, -width % a["TILE"], 0, -height % a["TILE"]))
+    parts = ends.unfold(1, a["HEIGHT"], a["HEIGHT"]).unfold(2, a["WIDTH"], a["WIDTH"])
     return int(parts.flatten(3).amax(3).sum())
 
 

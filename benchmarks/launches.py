@@ -276,15 +276,15 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
         torch.ones(N, dtype=torch.int16),
     )
     alphas = torch.ones(n_images, HEIGHT, WIDTH)
-    last_ids = alphas.to(torch.int32)
-    saved = SavedImages(alphas, last_ids)
+    pixel_ends = alphas.to(torch.int32)
+    saved = SavedImages(alphas, pixel_ends)
     masks = torch.ones(n_images, grid.n_tiles, dtype=torch.bool)
     colors, backgrounds = (torch.ones(N, d), torch.ones(n_images, d)) if d else (None, None)
     splats = Splats(means2d, conics, depths, colors, depths if has_depths else None)
     image = torch.ones(n_images, HEIGHT, WIDTH, splats.n_features)
     with recorded(vendor) as launches:
         settings = CompositingSettings(CameraSettings(WIDTH, HEIGHT), tile_size, 32, False, DEFAULT_NUMERICS, "triton")
-        for output in (None, last_ids):
+        for output in (None, pixel_ends):
             images = Images(image, alphas, output, alphas=alphas)
             parts = kernels.composite_fwd(splats, backgrounds, masks, lists, images, settings)
         for absgrad in (False, True):
@@ -292,7 +292,7 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
             kernels.composite_bwd(splats, backgrounds, lists, saved, image, alphas, None, settings, parts)
     for call in launches:
         extra = " absgrad" if call.arguments.get("ABSGRAD") else ""
-        extra += " image only" if call.arguments.get("last_ids", 0) is None else ""
+        extra += " image only" if call.arguments.get("pixel_ends", 0) is None else ""
         if call.arguments.get("WIDTH") and call.arguments.get("HEIGHT"):
             extra += f" part {call.arguments.get('WIDTH')}x{call.arguments.get('HEIGHT')}"
         if call.arguments.get("chunk_lists") is not None:

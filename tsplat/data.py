@@ -524,7 +524,7 @@ class Images(NamedTuple):
     Attributes:
         colors: [I, H, W, D], with depth as the last channel if it is rendered, then distortion if it is rendered.
         transmittances: [I, H, W], T behind the last Gaussian.
-        last_ids: [I, H, W] int32, number of entries of the list up to the last one that the pixel passed; None without
+        pixel_ends: [I, H, W] int32, number of entries of the list that the pixel passed before it stopped; None without
             gradients.
         median_rows: [I, H, W] int32, the last row with T > 1/2 in front of it, or -1; or None.
         alphas: [I, H, W, 1], 1 - T; or None.
@@ -532,7 +532,7 @@ class Images(NamedTuple):
 
     colors: Tensor
     transmittances: Tensor
-    last_ids: Tensor | None
+    pixel_ends: Tensor | None
     median_rows: Tensor | None = None
     alphas: Tensor | None = None
 
@@ -541,12 +541,12 @@ class SavedImages(NamedTuple):
     """The outputs of compositing that the backward pass reads.
 
     Attributes:
-        transmittances, last_ids: See :class:`Images`.
+        transmittances, pixel_ends: See :class:`Images`.
         depth_sums: [I, H, W], the channel of the last feature; None without distortion.
     """
 
     transmittances: Tensor
-    last_ids: Tensor
+    pixel_ends: Tensor
     depth_sums: Tensor | None = None
 
 

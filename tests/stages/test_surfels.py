@@ -607,7 +607,7 @@ def test_kernels_for_gpus_do_not_spill(target):
     gaussians = Gaussians3D(ones(1, n, 3), ones(1, n, 4), ones(1, n, 3), None, ones(1, n))
     cameras = Cameras(ones(1, 1, 4, 4), ones(1, 1, 3, 3))
     starts = torch.arange(n + 1, dtype=torch.int32)
-    ids, image, last_ids = starts[:-1], ones(1, *size[::-1]), ones(1, *size[::-1], dtype=torch.int32)
+    ids, image, pixel_ends = starts[:-1], ones(1, *size[::-1]), ones(1, *size[::-1], dtype=torch.int32)
     order = GaussianMajor(ids, starts, starts, ids, ids)
     offsets = torch.zeros(TileGrid.cover(1, *size, 16).n_tiles + 1, dtype=torch.int32)
     splats = Splats(ones(n, 2), ones(n, 9), ones(n), ones(n, 7), None)
@@ -621,9 +621,9 @@ def test_kernels_for_gpus_do_not_spill(target):
         for cut in (part_lists.CUT, 0):
             patch.setattr(part_lists, "CUT", cut)
             intersections = Intersections(0, offsets, ones(n, dtype=torch.int32), order, ones(n, dtype=torch.int16))
-            images = Images(ones(1, *size[::-1], 8), image, last_ids, last_ids)
+            images = Images(ones(1, *size[::-1], 8), image, pixel_ends, pixel_ends)
             parts = kernels.composite_fwd(splats, None, None, intersections, images, settings)
-            saved = SavedImages(image, last_ids, image)
+            saved = SavedImages(image, pixel_ends, image)
             kernels.composite_bwd(splats, None, intersections, saved, images.colors, image, None, settings, parts)
     tested = {
         repr((call.kernel.__name__, call.signature, call.constants)): call

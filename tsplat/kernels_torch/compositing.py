@@ -175,7 +175,7 @@ def composite_fwd(
         shape = images.transmittances[here].shape
         transmittance = means2d.new_ones(shape.numel())
         color = means2d.new_zeros(channels, shape.numel())
-        last = torch.zeros_like(transmittance, dtype=torch.int32)
+        pixel_end = torch.zeros_like(transmittance, dtype=torch.int32)
         in_front = InFront.initial(transmittance)
         pixels = tile_pixels(tile, centers, rays)
         locate = functools.partial(locate_rows, records, pixels=pixels, settings=settings)
@@ -190,7 +190,7 @@ def composite_fwd(
                 color[part].addmm_(feature[part], weight.T)
             if z is not None:
                 in_front = in_front.add(weight, z, rows)
-            last += passed
+            pixel_end += passed
         left = transmittance.abs_()
         if backgrounds is not None:
             color[: backgrounds.shape[1]] += backgrounds[tile.image][:, None] * left
@@ -201,8 +201,8 @@ def composite_fwd(
         images.transmittances[here] = left.view(shape)
         if images.alphas is not None:
             images.alphas[here] = 1 - left.view(*shape, 1)
-        if images.last_ids is not None:
-            images.last_ids[here] = last.view(shape)
+        if images.pixel_ends is not None:
+            images.pixel_ends[here] = pixel_end.view(shape)
     return None
 
 
@@ -231,7 +231,7 @@ def composite_bwd(
         v_rays = None
         if rays is not None and rays.v_per_pixel is not None:
             v_rays = rays.v_per_pixel[tile.image][(slice(None), *tile.pixels)]
-        transmittance, last = images.transmittances[here].flatten(), images.last_ids[here].flatten()
+        transmittance, pixel_end = images.transmittances[here].flatten(), images.pixel_ends[here].flatten()
         # Incoming gradients of pixels without a Gaussian may be NaN, e.g. of 1 / depth. They count as zero.
         covered = transmittance < 1
         # Made contiguous below, because the rounding of matrix products depends on strides.
@@ -247,13 +247,13 @@ def composite_bwd(
         if backgrounds is not None:
             rest = rest + (v_color[:, : backgrounds.shape[1]] * backgrounds[tile.image]).sum(-1)
         rest = rest * transmittance
-        for end in range(int(last.max()), 0, -BLOCK):
-            entries = torch.arange(end - 1, max(end - BLOCK, 0) - 1, -1, device=last.device)  # back to front
+        for end in range(int(pixel_end.max()), 0, -BLOCK):
+            entries = torch.arange(end - 1, max(end - BLOCK, 0) - 1, -1, device=pixel_end.device)  # back to front
             rows = flatten_ids[tile.start + entries]
             record = records.index_select(1, rows)
             local, alpha, clamped = _alphas(record, pixels, settings)
-            if int(last.min()) < end:
-                alpha *= entries < last[:, None]
+            if int(pixel_end.min()) < end:
+                alpha *= entries < pixel_end[:, None]
             # T in front of a Gaussian is T behind it / (1 - alpha).
             inverse = 1 / (1 - alpha)
             weight = inverse.cumprod(-1).mul_(transmittance[:, None])

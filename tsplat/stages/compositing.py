@@ -72,7 +72,7 @@ class _Composite(torch.autograd.Function):
         images = Images(
             colors=means2d.new_empty(*size, splats.n_features + settings.distortion),
             transmittances=means2d.new_empty(size),
-            last_ids=integers(size) if any(ctx.needs_input_grad) else None,
+            pixel_ends=integers(size) if any(ctx.needs_input_grad) else None,
             median_rows=integers(size) if settings.distortion else None,
             alphas=means2d.new_empty(*size, 1),
         )
@@ -88,10 +88,10 @@ class _Composite(torch.autograd.Function):
                 n_bands += 1
                 whole = intersections if n_bands == 1 else None
                 del intersections  # frees memory before the next band is listed
-        last_ids: Any = images.last_ids  # None without gradients
+        pixel_ends: Any = images.pixel_ends  # None without gradients
         # A copy, as the caller may modify the image in place.
         depth_sums = images.colors[..., -2].clone() if settings.distortion else None
-        saved_images = SavedImages(images.transmittances, last_ids, depth_sums)
+        saved_images = SavedImages(images.transmittances, pixel_ends, depth_sums)
         if whole is None:
             lists = None
         elif lists is None:
@@ -136,7 +136,7 @@ class _Composite(torch.autograd.Function):
         if rays is not None and any(needs.rays or ()):
             n_images, _, height, width = rays.per_pixel.shape
             rays = rays._replace(v_per_pixel=rays.per_pixel.new_zeros(n_images, 6, height, width))
-        kernels = ctx.kernels  # the backend of the forward pass: last_ids refer to its lists
+        kernels = ctx.kernels  # the backend of the forward pass: pixel_ends refer to its lists
         v_splats: SplatGradients | None = None
         for intersections in bands:
             if intersections.gaussian_major is None:

@@ -119,10 +119,10 @@ def _composite(inputs, v_colors, v_alphas, chunk, patch):
     intersections = Intersections(0, offsets, ids, _gaussian_major(ids, N))
     splats = Splats(means, radii, opacities, colors, None)
     images = Images(v_colors.new_empty(v_colors.shape), v_alphas.new_empty(v_alphas.shape), None)
-    images = images._replace(last_ids=torch.empty_like(v_alphas, dtype=torch.int32))
+    images = images._replace(pixel_ends=torch.empty_like(v_alphas, dtype=torch.int32))
     lists = compositing.composite_fwd(splats, backgrounds, None, intersections, images, settings)
     assert (lists.n_chunks > 0) == (chunk != UNCUT)
-    saved = SavedImages(images.transmittances, images.last_ids)
+    saved = SavedImages(images.transmittances, images.pixel_ends)
     found = compositing.composite_bwd(
         splats, backgrounds, intersections, saved, v_colors, v_alphas, None, settings, lists
     )

@@ -136,20 +136,20 @@ def composite_fwd(
         splats = splats.gather_colors()
     first_group = _without_features(splats) if by_matrices else channel_group(splats, 0, settings)
     # The backward pass reuses the records if a single group has all channels.
-    saves_records = first_group is splats and images.last_ids is not None
+    saves_records = first_group is splats and images.pixel_ends is not None
     large = splats.opacities.new_empty(splats.opacities.shape, dtype=torch.bool) if saves_records else None
     records = pack_records(first_group, settings, large)
-    lists = list_parts(records, band, images.colors.shape[3], has_walk_ends=images.last_ids is not None)
+    lists = list_parts(records, band, images.colors.shape[3], has_walk_ends=images.pixel_ends is not None)
     ranges = Ranges.of(lists, lists.launch_order, lists.walk_ends)
     products = chunk_products(records, lists, band)
-    last_ids, median_rows = (
+    pixel_ends, median_rows = (
         None if products is None or t is None else torch.empty_like(products, dtype=torch.int32)
-        for t in (images.last_ids, images.median_rows)
+        for t in (images.pixel_ends, images.median_rows)
     )
     chunks = Chunks(
         products=products,
         transmittances=lists.chunk_transmittances,
-        last_ids=last_ids,
+        pixel_ends=pixel_ends,
         colors=lists.chunk_colors,
         median_rows=median_rows,
     )
@@ -264,7 +264,7 @@ def _list_again(splats: Splats, band: BandTask, image: Tensor) -> PartLists:
     images = Images(
         colors=image.new_empty(image.shape),
         transmittances=image.new_empty(image.shape[:3]),
-        last_ids=None,
+        pixel_ends=None,
         median_rows=medians,
     )
     lists = composite_fwd(splats, None, None, band.intersections, images, band.settings, band.rays)

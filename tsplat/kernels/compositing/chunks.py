@@ -106,7 +106,7 @@ def _combine_kernel(
     if (program == first_chunk) & (program < end_chunk):
         # A negative T means that the pixel has stopped.
         transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
-        last = tl.zeros([HEIGHT, WIDTH], tl.int32)
+        pixel_end = tl.zeros([HEIGHT, WIDTH], tl.int32)
         color = (tl.zeros([HEIGHT, WIDTH], dtype),) * CHANNELS
         if DISTORTION:
             z_in_front = tl.zeros([HEIGHT, WIDTH], dtype)
@@ -115,7 +115,7 @@ def _combine_kernel(
             # Issue all loads first, so that their latencies overlap.
             transmittance_behind = ()
             added = ()
-            last_added = ()
+            end_added = ()
             z_added = ()
             median_added = ()
             for n in tl.static_range(COMBINED):
@@ -124,8 +124,8 @@ def _combine_kernel(
                 transmittance_behind = transmittance_behind + (
                     tl.load(chunks.transmittances + chunk_pixel, mask=exists),
                 )
-                if images.last_ids is not None:
-                    last_added = last_added + (tl.load(chunks.last_ids + chunk_pixel, mask=exists),)
+                if images.pixel_ends is not None:
+                    end_added = end_added + (tl.load(chunks.pixel_ends + chunk_pixel, mask=exists),)
                 if DISTORTION:
                     address = (tl.cast(base + n, tl.int64) * n_features + n_features - 2) * PIXELS + part_pixel
                     z_added = z_added + (tl.load(chunks.colors + address, mask=exists, other=0.0),)
@@ -139,8 +139,8 @@ def _combine_kernel(
                 alive = (transmittance > 0.0) & exists
                 front = transmittance
                 transmittance = tl.where(alive, transmittance_behind[n], front)
-                if images.last_ids is not None:
-                    last = tl.where(alive, tl.maximum(last_added[n], last), last)
+                if images.pixel_ends is not None:
+                    pixel_end = tl.where(alive, tl.maximum(end_added[n], pixel_end), pixel_end)
                 total = ()
                 for k in tl.static_range(CHANNELS):
                     address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + part_pixel
@@ -170,7 +170,7 @@ def _combine_kernel(
         if DISTORTION:
             tl.store(images.median_rows + pixel, median, mask=inside & is_first)
         start = tl.load(ranges.offsets + index)
-        store_list(images, ranges.walk_ends, pixel, index, start, transmittance, last, inside & is_first, is_first)
+        store_list(images, ranges.walk_ends, pixel, index, start, transmittance, pixel_end, inside & is_first, is_first)
 
 
 @kernel

@@ -113,7 +113,7 @@ def _store_state(layer, inside, pixel, transmittance, behind, state):
 
 @triton.jit
 def _step(
-    record, entry, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD: tl.constexpr,
+    record, entry, centers, transmittance, behind, states, v_pixels, v_colors, pixel_ends, ABSGRAD: tl.constexpr,
     WALK: tl.constexpr,
 ):  # fmt: skip
     """Removes a Gaussian from the pixels of all blocks, back to front.
@@ -129,10 +129,10 @@ def _step(
     new_v_pixels = ()
     sums = ()
     feature_sums = ()
-    for b in tl.static_range(len(last)):
+    for b in tl.static_range(len(pixel_ends)):
         block_state = states[b] if WALK.DISTORTION else ()
         block_t, block_behind, weight, g, local, block_v, block_state = blend_vjp(
-            record, centers[b], transmittance[b], behind[b], last[b], v_colors[b], block_state, entry, WALK
+            record, centers[b], transmittance[b], behind[b], pixel_ends[b], v_colors[b], block_state, entry, WALK
         )
         new_transmittance = new_transmittance + (block_t,)
         new_behind = new_behind + (block_behind,)
@@ -219,7 +219,7 @@ def _composite_bwd_kernel(
             v_colors = ()
             states = ()
             v_pixels = ()
-            last = ()
+            pixel_ends = ()
             end = 0
             for block in tl.static_range(BLOCKS):
                 pixels = part_pixels(index, block, part_grid, rays, PART, BLOCK_HEIGHT, dtype)
@@ -234,7 +234,7 @@ def _composite_bwd_kernel(
                         )
                         if WALK.DISTORTION:
                             state = state_of_chunk
-                block_last = tl.load(images.last_ids + pixels.index, mask=pixels.inside, other=0)
+                block_end = tl.load(images.pixel_ends + pixels.index, mask=pixels.inside, other=0)
                 if HAS_CARRY:
                     block_t, block_behind, state = _load_state(layer, pixels.inside, pixels.index, state)
                 centers = centers + (pixels.position,)
@@ -245,8 +245,8 @@ def _composite_bwd_kernel(
                     states = states + (state,)
                 if rays.v_per_pixel is not None:
                     v_pixels = v_pixels + (no_gradients(block_t),)
-                last = last + (block_last,)
-                end = tl.maximum(end, tl.max(block_last))
+                pixel_ends = pixel_ends + (block_end,)
+                end = tl.maximum(end, tl.max(block_end))
             list_values = entries.listed + start
             first_out = v_slots
             is_first = True
@@ -276,7 +276,17 @@ def _composite_bwd_kernel(
                         prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
                     # T <- T / (1 - alpha);  behind <- behind + alpha (v . c - behind);  sums of g and of w v
                     transmittance, behind, states, v_pixels, sums, feature_sums, local = _step(
-                        record, entry, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD, WALK
+                        record,
+                        entry,
+                        centers,
+                        transmittance,
+                        behind,
+                        states,
+                        v_pixels,
+                        v_colors,
+                        pixel_ends,
+                        ABSGRAD,
+                        WALK,
                     )
                     _store(out, sums, feature_sums, local, is_first, FOLD, PARTS_PER_PROGRAM, WALK)
                     record = next_record

@@ -66,7 +66,7 @@ def _composite_fwd_kernel(
     )  # fmt: skip
     begin, end, center = entry_range.begin, entry_range.end, pixels.position
     color = (tl.zeros([HEIGHT, WIDTH], dtype),) * ADDED
-    last = tl.zeros([HEIGHT, WIDTH], tl.int32)
+    pixel_end = tl.zeros([HEIGHT, WIDTH], tl.int32)
     if WALK.DISTORTION:
         color = color + (1.0 - tl.abs(transmittance),)
         median = tl.zeros([HEIGHT, WIDTH], tl.int32)
@@ -99,8 +99,8 @@ def _composite_fwd_kernel(
                     z = features[FEATURES - 1]
                     blended, median = add_distortion(blended, color, median, entry, z, weight, added, front)
                 color = blended
-                if images.last_ids is not None:
-                    last = tl.where(added, entry + 1, last)
+                if images.pixel_ends is not None:
+                    pixel_end = tl.where(added, entry + 1, pixel_end)
                 record = record_behind
             done = stop
             alive = tl.max(transmittance) > 0.0
@@ -108,7 +108,7 @@ def _composite_fwd_kernel(
     if ranges.chunk_lists is not None:
         if entry_range.is_chunk:
             chunk = program.to(tl.int64)
-            store_chunk(chunks, chunk, pixels.part_index, transmittance, last, None, PIXELS)
+            store_chunk(chunks, chunk, pixels.part_index, transmittance, pixel_end, None, PIXELS)
             for k in tl.static_range(ADDED):
                 tl.store(chunks.colors + (chunk * stride + k) * PIXELS + pixels.part_index, color[k])
     # Store, for a whole list: the pixels, C + T background.
@@ -126,8 +126,8 @@ def _composite_fwd_kernel(
             value = tl.fma(transmittance, tl.load(backgrounds + pixels.image * background_stride + k), value)
         tl.store(images.colors + pixels.index * stride + k, value, mask=inside)
     store_list(
-        images, ranges.walk_ends, pixels.index, entry_range.list_index, entry_range.start, transmittance, last, inside,
-        is_whole,
+        images, ranges.walk_ends, pixels.index, entry_range.list_index, entry_range.start, transmittance, pixel_end,
+        inside, is_whole,
     )  # fmt: skip
 
 
@@ -176,12 +176,12 @@ def walk_fwd(
             ranges = ranges._replace(walk_ends=None)
             group_images = images._replace(
                 colors=images.colors[..., first:],
-                transmittances=None,  # written by the walk of the first group, as are alphas and last_ids
+                transmittances=None,  # written by the walk of the first group, as are alphas and pixel_ends
                 alphas=None,
-                last_ids=None,
+                pixel_ends=None,
             )
             group_chunks = chunks._replace(
-                last_ids=None, colors=None if chunks.colors is None else chunks.colors[:, first:]
+                pixel_ends=None, colors=None if chunks.colors is None else chunks.colors[:, first:]
             )  # fmt: skip
         walk = Walk.of(records, settings, band.part, group, normals=first == 0, hits=is_last, distortion=is_last)
         _composite_fwd_kernel.launch(

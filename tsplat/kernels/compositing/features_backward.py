@@ -186,8 +186,8 @@ def _features_bwd_kernel(
                     transmittance, behind, chunks, program, entry_range.end_chunk, pixels.part_index, v_part,
                     n_features, blocks, WALK,
                 )  # fmt: skip
-        last = tl.load(images.last_ids + pixels.index, mask=pixels.inside, other=0)
-        end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
+        pixel_end = tl.load(images.pixel_ends + pixels.index, mask=pixels.inside, other=0)
+        end = tl.maximum(tl.minimum(tl.max(pixel_end), range_end), begin)
         if rays.v_per_pixel is not None:
             v_pixels = no_gradients(transmittance)
         list_values = entries.listed + start
@@ -207,7 +207,7 @@ def _features_bwd_kernel(
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
             record = _load_group(records, rows, in_range, WALK.RECORD_WIDTH, VALUES)
-            is_listed = entry[:, None, None] < last[None]
+            is_listed = entry[:, None, None] < pixel_end[None]
             alphas, e, local = alpha_at(record, _of_group(pixels.position), is_listed, WALK)
             # Blend the Gaussians one after the other, for w and g:
             # T <- T / (1 - alpha);  w = alpha T;  g = w (v . c - behind), 0 where alpha is clamped;

@@ -63,7 +63,7 @@ def _features_fwd_kernel(
     )  # fmt: skip
     begin, end, center = entry_range.begin, entry_range.end, pixels.position
     color = (tl.zeros([PIXELS, CHANNELS], dtype),) * BLOCKS
-    last = tl.zeros([HEIGHT, WIDTH], tl.int32)
+    pixel_end = tl.zeros([HEIGHT, WIDTH], tl.int32)
     first_channel = channel_group * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
     ids += entry_range.start
     # Triton 3.7 cannot compile the loop for a GPU unless `alive` is assigned after the other variables of the loop.
@@ -80,8 +80,8 @@ def _features_fwd_kernel(
             alpha, _, _ = alpha_at(record, center, done + k < end, WALK)
             weight, added, transmittance = absorb(transmittance, alpha, WALK)
             weights = set_kth(weights, k, tl.where(added, weight, 0.0))
-            if images.last_ids is not None:
-                last = tl.where(added, tl.minimum(done + k + 1, end), last)
+            if images.pixel_ends is not None:
+                pixel_end = tl.where(added, tl.minimum(done + k + 1, end), pixel_end)
         # C <- C + W F, for the weights W [PIXELS, GROUP] and the features F [GROUP, CHANNELS]
         weights = tl.trans(tl.reshape(weights, [GROUP, PIXELS]))
         blended = ()
@@ -103,7 +103,7 @@ def _features_fwd_kernel(
     if ranges.chunk_lists is not None:
         if entry_range.is_chunk:
             chunk = program.to(tl.int64)
-            store_chunk(chunks, chunk, pixels.part_index, transmittance, last, first_stored, PIXELS)
+            store_chunk(chunks, chunk, pixels.part_index, transmittance, pixel_end, first_stored, PIXELS)
             for block in tl.static_range(BLOCKS):
                 channel = first_channel + block * CHANNELS
                 address = (chunk * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
@@ -123,8 +123,8 @@ def _features_fwd_kernel(
     inside = inside & first_stored
     is_whole = is_whole & first_stored
     store_list(
-        images, ranges.walk_ends, pixels.index, entry_range.list_index, entry_range.start, transmittance, last, inside,
-        is_whole,
+        images, ranges.walk_ends, pixels.index, entry_range.list_index, entry_range.start, transmittance, pixel_end,
+        inside, is_whole,
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class Chunks(NamedTuple):
     Attributes:
         products: [n_chunks, pixels of a part], see ``chunk_products``.
         transmittances: [n_chunks, pixels of a part], T behind a chunk, negative where a pixel has stopped.
-        last_ids: [n_chunks, pixels of a part] int32, one past the last entry that each pixel passed.
+        pixel_ends: [n_chunks, pixels of a part] int32, see ``Images``; 0 if the pixel passed no entry of the chunk.
         colors: [n_chunks, features, pixels of a part], starting at the first feature of a channel group.
         median_rows: [n_chunks, pixels of a part] int32.
         v_rays: [n_chunks, 6, pixels of a part], gradients of rays.
@@ -65,7 +65,7 @@ class Chunks(NamedTuple):
 
     products: Tensor | None = None
     transmittances: Tensor | None = None
-    last_ids: Tensor | None = None
+    pixel_ends: Tensor | None = None
     colors: Tensor | None = None
     median_rows: Tensor | None = None
     v_rays: Tensor | None = None
@@ -352,16 +352,16 @@ def begin_forward(
 
 
 @triton.jit
-def store_chunk(chunks, chunk, part_pixel, transmittance, last, mask, PIXELS: tl.constexpr):
-    """Stores T and ``last_ids`` at the end of the walk of a chunk, by pixel of the part."""
+def store_chunk(chunks, chunk, part_pixel, transmittance, pixel_end, mask, PIXELS: tl.constexpr):
+    """Stores T and ``pixel_ends`` at the end of the walk of a chunk, by pixel of the part."""
     tl.store(chunks.transmittances + chunk * PIXELS + part_pixel, transmittance, mask=mask)
-    if chunks.last_ids is not None:
-        tl.store(chunks.last_ids + chunk * PIXELS + part_pixel, last, mask=mask)
+    if chunks.pixel_ends is not None:
+        tl.store(chunks.pixel_ends + chunk * PIXELS + part_pixel, pixel_end, mask=mask)
 
 
 @triton.jit
-def store_list(images, walk_ends, pixel, index, start, transmittance, last, inside, is_whole):
-    """Stores T, alpha and ``last_ids`` of pixels and ``walk_ends`` at the end of the walk of a whole list.
+def store_list(images, walk_ends, pixel, index, start, transmittance, pixel_end, inside, is_whole):
+    """Stores T, alpha and ``pixel_ends`` of pixels and ``walk_ends`` at the end of the walk of a whole list.
 
     Args:
         images: See ``Images``.
@@ -371,9 +371,9 @@ def store_list(images, walk_ends, pixel, index, start, transmittance, last, insi
         tl.store(images.transmittances + pixel, transmittance, mask=inside)
     if images.alphas is not None:
         tl.store(images.alphas + pixel, 1.0 - transmittance, mask=inside)
-    if images.last_ids is not None:
-        tl.store(images.last_ids + pixel, last, mask=inside)
-        tl.store(walk_ends + index, (start + tl.max(last)).to(tl.int32), mask=is_whole)
+    if images.pixel_ends is not None:
+        tl.store(images.pixel_ends + pixel, pixel_end, mask=inside)
+        tl.store(walk_ends + index, (start + tl.max(pixel_end)).to(tl.int32), mask=is_whole)
 
 
 class Entries(NamedTuple):
@@ -522,7 +522,7 @@ def absorb_vjp(transmittance, alpha, e, behind, v_dot_c, WALK: tl.constexpr):
 
 
 @triton.jit
-def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry, WALK: tl.constexpr):
+def blend_vjp(record, pixel, transmittance, behind, pixel_end, v_color, state, entry, WALK: tl.constexpr):
     """Removes a Gaussian from the pixels of a block, back to front. ``state`` is the state of ``distortion``, or ().
 
     Returns:
@@ -532,7 +532,7 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry,
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY_VALUES
     # alpha = min(alpha_max, 2^e), 0 below 1/255 and behind the last entry of the pixel
-    alpha, e, local = alpha_at(record, pixel, entry < last, WALK)
+    alpha, e, local = alpha_at(record, pixel, entry < pixel_end, WALK)
     features = FOOTPRINT.features(record, local, pixel, FIRST, len(v_color), FOOTPRINT)
     if len(state) > 0:
         front = transmittance * reciprocal(1.0 - alpha, WALK.FAST)
