@@ -29,7 +29,7 @@ from ..data import Cameras, CompositingSettings, Intersections, ProjectionSettin
 from ..errors import ShapeError
 from ..output_maps import HITS, OF_SURFELS, RAY_NORMALS
 from ..runtime.compilation import eager, with_plain_tensors
-from ..stages.compositing import composite_outputs
+from ..stages.compositing import composite
 from ..stages.eval3d import camera_rays, check_rays, given_rays, ray_footprint, third_axes
 from ..stages.inputs import check_scene, flatten_batch, flatten_batches
 from ..stages.lens_models import (
@@ -333,7 +333,7 @@ class RayInputs(NamedTuple):
 
     def images(self) -> tuple[Tensor, ...]:
         """Composites; returns what :func:`rasterize_to_pixels_eval3d` returns."""
-        maps = composite_outputs(self.splats, self.backgrounds, *self.arranged, self.settings, self.rays)
+        maps = composite(self.splats, self.backgrounds, *self.arranged, self.settings, self.rays)
         images, alphas, size = maps["colors"], maps["alphas"], self.lists.size
         if self.behind is not None:
             images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * self.behind], -1)

@@ -22,7 +22,7 @@ from ..formulas.pixel_centers import pixel_centers
 from ..output_maps import Output
 from ..runtime.memory import INTERSECTIONS_MAX, check_images
 from ..scalars import check_size
-from ..stages.compositing import composite
+from ..stages.compositing import composite_once
 
 CHANNEL_CHUNK = 32
 """Maximum number of channels that one walk over the lists accumulates."""
@@ -169,7 +169,7 @@ class TileLists(NamedTuple):
         dtype, channels = means2d.dtype, colors.shape[-1]
         given = dict(means2d=means2d, shapes=shapes, colors=colors, opacities=opacities, backgrounds=backgrounds)
         lists = self.arrange(given, channels)
-        maps = composite(
+        maps = composite_once(
             Splats(means2d, shapes, opacities.to(dtype).reshape(-1), colors.reshape(-1, channels)),
             None if backgrounds is None else backgrounds.to(dtype).reshape(-1, channels),
             *lists,

@@ -208,7 +208,7 @@ def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
     )
 
 
-def composite(
+def composite_once(
     splats: Splats,
     backgrounds: Tensor | None,
     masks: Tensor | None,
@@ -217,7 +217,7 @@ def composite(
     settings: CompositingSettings,
     rays: Rays | None = None,
 ) -> dict[str, Tensor]:
-    """Composites projected Gaussians into maps.
+    """Composites projected Gaussians into maps, all channels together.
 
     Args:
         splats: ``means2d`` may have more leading dimensions; ``.absgrad`` is set on it. ``colors`` starts with the
@@ -246,7 +246,7 @@ def composite(
     return maps if rows is None else maps | {"median_rows": rows}
 
 
-def composite_outputs(
+def composite(
     splats: Splats,
     backgrounds: Tensor | None,
     masks: Tensor | None,
@@ -255,9 +255,10 @@ def composite_outputs(
     settings: CompositingSettings,
     rays: Rays | None = None,
 ) -> dict[str, Tensor]:
-    """Same as :func:`composite`, for any number of channels.
+    """Composites projected Gaussians into maps, with any number of channels and any outputs.
 
-    If there are too many channels for a walk, the outputs that require a walk are composited separately.
+    Same as :func:`composite_once`, unless there are too many channels for a walk. Then the outputs that require a walk
+    are composited separately.
 
     Args:
         backgrounds: [I, D] backgrounds of the colors without outputs, or None. D may be 0.
@@ -272,7 +273,7 @@ def composite_outputs(
             backgrounds = torch.nn.functional.pad(backgrounds, (n_leading, 0))
         if backgrounds is not None and not backgrounds.shape[-1]:
             backgrounds = None
-        return composite(splats, backgrounds, *rest, settings, rays)
+        return composite_once(splats, backgrounds, *rest, settings, rays)
     # With a view, autograd adds the gradients of both compositions first, in the order of passes. Not for means2d with
     # absgrad: the view would get `.absgrad`.
     means2d = splats.means2d if settings.absgrad else splats.means2d.view_as(splats.means2d)
@@ -288,10 +289,9 @@ def composite_outputs(
     assert walked.n_features <= WALKED_MAX
     footprint = "surfel" if settings.planes else settings.footprint
     plain = dataclasses.replace(settings, outputs=(), footprint=footprint)
-    if settings.distortion:  # its gradient depends on the alphas of its walk, so these are returned
-        maps = composite(walked, None, *rest, settings, rays)
-        colors = composite(others, backgrounds, *rest, plain, rays)["colors"]
-        return maps | {"colors": torch.cat([colors, maps["colors"]], -1) if settings.hits else colors}
-    of_others = composite(others, backgrounds, *rest, plain, rays)
-    maps = composite(walked, None, *rest, settings, rays)
-    return maps | of_others | {"colors": torch.cat([of_others["colors"], maps["colors"]], -1)}
+    maps = composite_once(walked, None, *rest, settings, rays)
+    of_others = composite_once(others, backgrounds, *rest, plain, rays)
+    colors = torch.cat([of_others["colors"], maps["colors"]], -1) if settings.hits else of_others["colors"]
+    # The gradient of distortion depends on the alphas of its walk.
+    alphas = (maps if settings.distortion else of_others)["alphas"]
+    return maps | {"colors": colors, "alphas": alphas}

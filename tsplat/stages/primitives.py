@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import DEPTH_ALPHA_MIN
 from ..data import Cameras, CompositingSettings, Features, Gaussians3D, ProjectedGaussians, Splats
 from .call import Call
-from .compositing import composite_outputs
+from .compositing import composite
 from .eval3d import with_world_shapes
 from .inputs import gather_features
 from .intersection import BandedIntersections
@@ -61,7 +61,7 @@ def composite_maps(
     """
     options, settings, leading = call.options, call.settings.compositing, call.image_shape[:-2]
     arguments = (splats, call.image_backgrounds(), None, call.grid.n_images, intersections, settings)
-    maps = composite_surfels(*arguments) if options.surfels else composite_outputs(*arguments, call.find_rays(cameras))
+    maps = composite_surfels(*arguments) if options.surfels else composite(*arguments, call.find_rays(cameras))
     if call.lidar is not None:
         maps = {name: call.lidar.range_image(values) for name, values in maps.items()}
     if len(call.batch):

@@ -12,7 +12,7 @@ from ..data import CompositingSettings, Intersections, Splats
 from ..errors import UnsupportedError
 from ..formulas.pixel_centers import pixel_centers
 from ..runtime.autograd import take_rows, zeros_for
-from .compositing import WALKED_MAX, composite_outputs
+from .compositing import WALKED_MAX, composite
 
 
 def composite_surfels(
@@ -41,7 +41,7 @@ def composite_surfels(
             f"absgrad: not implemented for 2D Gaussians with more than {WALKED_MAX - 3} channels of colors and depth, "
             f"found {splats.n_features - 3}; render further channels by another call"
         )
-    maps = composite_outputs(splats, None, masks, n_images, bands, settings)
+    maps = composite(splats, None, masks, n_images, bands, settings)
     colors, alphas, rows = maps["colors"], maps["alphas"], maps.pop("median_rows")
     if backgrounds is not None:
         backgrounds = torch.nn.functional.pad(backgrounds, (0, colors.shape[-1] - backgrounds.shape[-1]))

@@ -7,7 +7,7 @@ from ...config import PRESETS
 from ...data import Splats
 from ...functional.tile_lists import TileLists
 from ...output_maps import DISTORTIONS, MEDIANS
-from ...stages.compositing import composite
+from ...stages.compositing import composite_once
 from ..contributions import Contributions
 
 FARTHEST = 15.0
@@ -19,7 +19,7 @@ def median_depths(splats: Splats, depths: Tensor, lists: TileLists, numerics: st
     """Returns the depth of the Gaussian at which transmittance falls to 0.5, [1, H, W], given depths [N]."""
     settings = lists.settings(PRESETS[numerics], "auto", outputs=(DISTORTIONS, MEDIANS))
     splats = splats._replace(colors=depths[:, None])
-    maps = composite(splats, None, *lists.arrange({"means2d": splats.means2d}, 1), settings)
+    maps = composite_once(splats, None, *lists.arrange({"means2d": splats.means2d}, 1), settings)
     alphas, rows = maps["alphas"], maps["median_rows"]
     medians = torch.nn.functional.pad(depths, (0, 1))[rows.long()]  # -1 selects the padding
     return torch.where((rows >= 0) & (alphas[..., 0] > 0.5), medians, FARTHEST)
@@ -31,7 +31,9 @@ def sum_weights(splats: Splats, lists: TileLists, numerics: str) -> Tensor:
     with torch.enable_grad():
         ones = torch.ones_like(splats.opacities)[:, None].requires_grad_()
         settings = lists.settings(PRESETS[numerics], "auto")
-        maps = composite(splats._replace(colors=ones), None, *lists.arrange({"means2d": splats.means2d}, 1), settings)
+        maps = composite_once(
+            splats._replace(colors=ones), None, *lists.arrange({"means2d": splats.means2d}, 1), settings
+        )
         return torch.autograd.grad(maps["colors"].sum(), ones)[0][:, 0]
 
 
