@@ -10,6 +10,7 @@ from torch import Tensor
 from ..config import DISC_EXTENT
 from ..data import CompositingSettings, Intersections, Splats
 from ..errors import UnsupportedError
+from ..formulas.discs import Discs
 from ..formulas.pixel_centers import pixel_centers
 from ..runtime.autograd import take_rows, zeros_for
 from .compositing import WALKED_MAX, composite
@@ -68,17 +69,15 @@ def _plane_depths(splats: Splats, rows: Tensor) -> Tensor:
     values = torch.nn.functional.pad(values, (0, 0, 0, 1), value=1.0)
     ids = torch.where(rows >= 0, rows, len(splats.depths)).flatten().to(torch.int64)
     values = take_rows(values, ids).view(*rows.shape, 10)
-    transforms, depths = values[..., :9].reshape(*rows.shape, 3, 3), values[..., 9]
+    discs, depths = Discs.of(values[..., :9]), values[..., 9]
+    sides, area = discs.scaled()
+    z, t = discs.z[..., 0], discs.tilts
+    # The rays meet the planes at s = p / w.
     x, y = pixel_centers(width, height, values)
-    z = transforms[..., 2, 2]
-    centers, t = transforms[..., :2, 2] / z[..., None], transforms[..., 2, :2] / z[..., None]
-    m = (transforms[..., :2, :2] - centers[..., None] * transforms[..., 2:, :2]).flatten(-2)
-    largest = m.detach().abs().amax(-1, keepdim=True)
-    _, _, c, d = m.unbind(-1)
-    k_a, k_b, k_c, k_d = (m / torch.where(largest > 0, largest, 1.0)).unbind(-1)
-    dx, dy = x - centers[..., 0], y[:, None] - centers[..., 1]
-    p = torch.stack([k_d * dx - k_b * dy, k_a * dy - k_c * dx], -1)
-    w = (k_a * d - k_b * c) / z - (t * p).sum(-1)
+    dx, dy = x - discs.centers[..., 0], y[:, None] - discs.centers[..., 1]
+    a, b, c, d = sides.unbind(-1)
+    p = torch.stack([d * dx - b * dy, a * dy - c * dx], -1)
+    w = area[..., 0] - (t * p).sum(-1)
     with torch.no_grad():
         s = p / w[..., None]
         is_met = ((s * s).sum(-1) <= DISC_EXTENT**2) & (1 + (t * s).sum(-1) > 0)

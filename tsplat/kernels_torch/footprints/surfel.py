@@ -7,17 +7,11 @@ from torch import Tensor
 
 from ...config import ALPHA_MIN, DISC_EXTENT, FILTER_VARIANCE, Numerics
 from ...data import CompositingSettings, Splats
+from ...formulas.discs import Discs
 from .interface import NOT_RENDERED, Footprint, Local, Pixels, pack_rows
 
 MAGNITUDE = 1e12
 """Maximum magnitude of the transform and the mean of splats that are rendered."""
-
-
-def _relative(transforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the projected centers [nnz, 2], and the upper left [nnz, 2, 2] of the transforms relative to them."""
-    m = transforms.view(-1, 3, 3)
-    centers = m[:, :2, 2] / m[:, 2:, 2]
-    return centers, m[:, :2, :2] - centers[..., None] * m[:, 2:, :2]
 
 
 class Surfel(Footprint):
@@ -38,14 +32,9 @@ class Surfel(Footprint):
         valid = (transforms.abs() <= MAGNITUDE).all(-1) & (means2d.abs() <= MAGNITUDE).all(-1)
         valid &= (transforms[:, 8] != 0) & (opacities >= ALPHA_MIN)
         transforms = torch.where(valid[:, None], transforms, 1.0)
-        centers, m = _relative(transforms)
-        m = m.flatten(1)
-        largest = m.abs().amax(-1, keepdim=True)
-        valid &= (largest[:, 0] > 0) & (centers.abs().sum(-1) <= MAGNITUDE)
-        scaled = m / torch.where(valid[:, None], largest, 1.0)
-        z = transforms[:, 8:]
-        area = (scaled[:, :1] * m[:, 3:] - scaled[:, 1:2] * m[:, 2:3]) / z
-        values = torch.cat([centers, scaled, area, transforms[:, 6:8] / z, means2d], -1).T
+        discs = Discs.of(transforms)
+        valid &= (discs.sides != 0).any(-1) & (discs.centers.abs().sum(-1) <= MAGNITUDE)
+        values = torch.cat([discs.centers, *discs.scaled(), discs.tilts, means2d], -1).T
         return pack_rows(values, opacities, valid, numerics)
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
@@ -92,14 +81,13 @@ class Surfel(Footprint):
         # Rows that were not rendered have zero sums. Their transform may be invalid and is replaced.
         unseen = (sums[:, :8] == 0).all(1, keepdim=True) & (third == 0).all(1, keepdim=True)
         transforms = torch.where(unseen, 1.0, shapes)
-        centers, m = _relative(transforms)
-        a, b, c, d = m.flatten(1).T[..., None]
+        centers, z, tilts, sides = Discs.of(transforms)
+        a, b, c, d = sides.T[..., None]
         det = a * d - b * c
         inverse = torch.where(det != 0, 1 / torch.where(det != 0, det, 1.0), 0.0)
         _, x, y, xx, xy, yy, *_ = sums.unbind(-1)
         first, second = torch.stack([xx, xy, x], -1), torch.stack([xy, yy, y], -1)
-        z = transforms[:, 8:]
-        u, v = first - transforms[:, 6:7] / z * third, second - transforms[:, 7:8] / z * third
+        u, v = first - tilts[:, :1] * third, second - tilts[:, 1:] * third
         row_x, row_y = (d * u - c * v) * inverse, (a * v - b * u) * inverse
         row_z = third / z - centers[:, :1] * row_x - centers[:, 1:] * row_y
         v_opacities = torch.where(opacities > 0, sums[:, 0] / opacities, 0.0)
