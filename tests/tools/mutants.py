@@ -848,7 +848,7 @@ MUTANTS = [
         ("first_out += column", "first_out += 0 * column",
          "all sums stored in the first column"),
     ),
-    *_in("kernels/compositing/walk_steps.py", STRIDES,
+    *_in("kernels/compositing/walk_arguments.py", STRIDES,
         ("colors.stride(2), colors.stride(3))", "colors.stride(2), 1)", "channels taken for dense"),
         ("colors.stride(2), colors", "colors.shape[3], colors", "pixels taken for dense"),
         ("alphas, colors.stride(0)", "alphas, colors[0].numel()", "images taken for dense"),

@@ -174,7 +174,7 @@ def test_rounding_at_borders_of_parts_leaves_nothing_out(shape, entries, monkeyp
 
 def _band(rays, tile_size):
     from tsplat.kernels.compositing.tuning import PartShape
-    from tsplat.kernels.compositing.walk_steps import BandTask
+    from tsplat.kernels.compositing.walk_arguments import BandTask
 
     grid = TileGrid.cover(1, WIDTH, HEIGHT, tile_size)
     settings = CompositingSettings(

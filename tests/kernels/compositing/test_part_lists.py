@@ -62,7 +62,7 @@ def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT, unread=
     from tsplat.kernels.compositing import part_lists
     from tsplat.kernels.compositing.records import pack_records
     from tsplat.kernels.compositing.tuning import PartShape
-    from tsplat.kernels.compositing.walk_steps import BandTask
+    from tsplat.kernels.compositing.walk_arguments import BandTask
 
     settings, shape = _settings(grid.tile_size), PartShape(width, height, chunk)
     records = pack_records(splats, settings)

@@ -51,10 +51,11 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
 **The files**, in the order of a call: the launchers below call `records` and `part_lists`, `chunks` if a list is cut,
 and `composite_forward`; then `slots`, `composite_backward`, and `slots` again. From 16 channels on, `features_forward`
 (if ``channel_chunk`` is at least 16, too) and `features_backward`, with `matrices`, replace the walks. `walk_steps` has
-the steps that walks share, `pixel_sums` the sums over the pixels of a part, `rays` the rays of pixels and their
-gradients, `beams` the bounds of the rays of a part, `distortion` the distortion of a feature, and `footprints` the math
-of a splat. `tuning` chooses parts, chunks and compiler options for a device. `kernels/scans.py` keeps lists within
-preallocated memory, and `alphas` finds the Gaussians that contribute to a pixel.
+the steps that walks share, `walk_arguments` their arguments and constants, `pixel_sums` the sums over the pixels of a
+part, `rays` the rays of pixels and their gradients, `beams` the bounds of the rays of a part, `distortion` the
+distortion of a feature, and `footprints` the math of a splat. `tuning` chooses parts, chunks and compiler options for a
+device. `kernels/scans.py` keeps lists within preallocated memory, and `alphas` finds the Gaussians that contribute to a
+pixel.
 """
 
 import torch
@@ -85,7 +86,7 @@ from .part_lists import list_parts
 from .records import pack_records
 from .slots import assign_slots, sum_slots
 from .tuning import part_shape
-from .walk_steps import BandTask, Chunks, ImageGradients, Ranges
+from .walk_arguments import BandTask, Chunks, ImageGradients, Ranges
 
 __all__ = [
     "bytes_per_intersection",

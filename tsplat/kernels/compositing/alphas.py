@@ -8,8 +8,9 @@ from torch import Tensor
 from ...data import CompositingSettings, Splats
 from ..device_math import load_tuple
 from ..launch import Int, kernel
-from .records import pack_records
-from .walk_steps import OPACITY_VALUES, Walk, alpha_at
+from .records import OPACITY_VALUES, pack_records
+from .walk_arguments import Walk
+from .walk_steps import alpha_at
 
 BLOCK = 128
 

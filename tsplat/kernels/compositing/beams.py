@@ -14,7 +14,8 @@ from ...data import Rays
 from ..device_math import constant, cross3, dot, load_tuple, normalize3, store_tuple, times
 from ..launch import kernel, programs
 from .rays import has_ray
-from .walk_steps import BandTask, PartGrid, part_pixels
+from .walk_arguments import BandTask, PartGrid
+from .walk_steps import part_pixels
 
 FRAME = tl.constexpr(10)
 BOX = tl.constexpr(8)

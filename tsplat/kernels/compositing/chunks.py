@@ -11,22 +11,10 @@ from torch import Tensor
 from ...data import Images, PartLists, Rays
 from ..device_math import constant
 from ..launch import Int, kernel, programs
-from .records import first_record, next_record
+from .records import OPACITY_VALUES, first_record, next_record
 from .tuning import walk_options
-from .walk_steps import (
-    OPACITY_VALUES,
-    STEP,
-    BandTask,
-    Chunks,
-    PartGrid,
-    Ranges,
-    Walk,
-    alpha_at,
-    load_range,
-    part_coordinates,
-    part_pixels,
-    store_list,
-)
+from .walk_arguments import BandTask, Chunks, PartGrid, Ranges, Walk
+from .walk_steps import STEP, alpha_at, load_range, part_coordinates, part_pixels, store_list
 
 CHANNELS = 8
 """Maximum number of channels of a program that adds up chunks."""

@@ -10,18 +10,11 @@ from ..launch import has_fast_fp32, kernel
 from .distortion import begin_distortion, distortion_of_chunks
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
-from .records import load_record
+from .records import OPACITY_VALUES, load_record
 from .slots import Layer, PartSlots, list_part
 from .tuning import walk_options
+from .walk_arguments import BandTask, Chunks, Entries, ImageGradients, PartGrid, Ranges, Walk
 from .walk_steps import (
-    OPACITY_VALUES,
-    BandTask,
-    Chunks,
-    Entries,
-    ImageGradients,
-    PartGrid,
-    Ranges,
-    Walk,
     begin_backward,
     blend_vjp,
     inverse_transmittance,

@@ -11,22 +11,10 @@ from ...data import CompositingSettings, Images, Rays, Splats
 from ..device_math import prefetch
 from ..launch import Int, kernel, programs
 from .distortion import add_distortion, store_medians
-from .records import first_record, next_record, pack_records
+from .records import OPACITY_VALUES, first_record, next_record, pack_records
 from .tuning import walk_options
-from .walk_steps import (
-    OPACITY_VALUES,
-    STEP,
-    BandTask,
-    Chunks,
-    PartGrid,
-    Ranges,
-    Walk,
-    absorb,
-    alpha_at,
-    begin_forward,
-    store_chunk,
-    store_list,
-)
+from .walk_arguments import BandTask, Chunks, PartGrid, Ranges, Walk
+from .walk_steps import STEP, absorb, alpha_at, begin_forward, store_chunk, store_list
 
 CHANNELS_MAX = 8
 """Maximum number of channels of a group: the channels that one walk accumulates. Several walks composite more."""

@@ -18,14 +18,8 @@ from .matrices import CHANNELS, GROUP, Products, kth, lanes_last, load_features,
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .slots import Layer, PartSlots, list_part
 from .tuning import group_options
+from .walk_arguments import BandTask, Chunks, Entries, ImageGradients, PartGrid, Ranges, Walk
 from .walk_steps import (
-    BandTask,
-    Chunks,
-    Entries,
-    ImageGradients,
-    PartGrid,
-    Ranges,
-    Walk,
     absorb_vjp,
     alpha_at,
     begin_backward,

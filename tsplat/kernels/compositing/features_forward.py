@@ -8,22 +8,10 @@ from ...data import Images, Rays, Splats
 from ..device_math import load_tuple
 from ..launch import Int, kernel, programs
 from .matrices import CHANNELS, GROUP, Products, load_features, product, set_kth
+from .records import OPACITY_VALUES
 from .tuning import group_options
-from .walk_steps import (
-    OPACITY_VALUES,
-    BandTask,
-    Chunks,
-    PartGrid,
-    Ranges,
-    Walk,
-    absorb,
-    alpha_at,
-    begin_forward,
-    load_range,
-    part_coordinates,
-    store_chunk,
-    store_list,
-)
+from .walk_arguments import BandTask, Chunks, PartGrid, Ranges, Walk
+from .walk_steps import absorb, alpha_at, begin_forward, load_range, part_coordinates, store_chunk, store_list
 
 BLOCKS = 2
 """Number of blocks of FEATURES_MIN channels that a program accumulates, if there are several blocks."""

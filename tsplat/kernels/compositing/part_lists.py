@@ -24,8 +24,8 @@ from ..launch import UNREAD_MAX, Int, has_fast_fp32, has_ptx, is_compiled_for_cp
 from ..scans import prefix_sums
 from . import tuning
 from .beams import find_beams, load_box, load_frame
-from .records import load_record
-from .walk_steps import OPACITY_VALUES, BandTask
+from .records import OPACITY_VALUES, load_record
+from .walk_arguments import BandTask
 
 BLOCK = 128
 

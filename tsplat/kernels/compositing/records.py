@@ -13,9 +13,12 @@ from ...data import CompositingSettings, Splats
 from ..device_math import constant, element, load4, load_tuple, store_tuple
 from ..launch import Int, has_fast_fp32, kernel
 from .footprints import FOOTPRINTS
-from .walk_steps import OPACITY_VALUES
 
 BLOCK = 128
+
+OPACITY_VALUES = tl.constexpr(2)
+"""Number of values of a record between those of the footprint and the features: log2(opacity), and min(opacity,
+alpha_max)."""
 
 
 @triton.jit

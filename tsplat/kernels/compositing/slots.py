@@ -30,7 +30,7 @@ from ..scans import prefix_sums
 from .footprints.interface import LARGE
 from .part_lists import BLOCK, PADDING, entry_index, entry_indices, number_of_entries, store_padding
 from .tuning import longest_first
-from .walk_steps import BandTask, Entries
+from .walk_arguments import BandTask, Entries
 
 LN_2 = tl.constexpr(math.log(2.0))
 
