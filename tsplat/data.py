@@ -469,7 +469,8 @@ class Splats(NamedTuple):
         means2d: [nnz, 2] pixels.
         shapes: See :class:`ProjectedGaussians`.
         opacities: [nnz].
-        colors: [nnz, D] of any float dtype, or [G, D] with ``color_ids``; or None.
+        colors: [nnz, D] of any float dtype, or [G, D] with ``color_ids``; or None. As in gsplat's stages, any features
+            that are blended: those of outputs, such as normals, then colors and extra signals.
         depths: [nnz], blended as one more channel; or None.
         color_ids: The color of each row; None for the identity.
     """

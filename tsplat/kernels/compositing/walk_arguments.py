@@ -129,7 +129,7 @@ class Walk(NamedTuple):
         FOOTPRINT: The footprint.
         PART: See :class:`Part`; None if a kernel is given pixels. Kernels assign it to a variable, as Triton 3.6 cannot
             pass a field that is a bundle.
-        RECORD_WIDTH, COLORS, FEATURES: Number of values of a record, of colors, and of colors and depth.
+        RECORD_WIDTH, COLORS, FEATURES: Number of values of a record, of ``Splats.colors``, and of these and depth.
         UNROLL, PREFETCH: Unroll factor of the loop, and number of entries by which it prefetches; 0 for none.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha and of T.
         FAST: Whether values are fp32 on an NVIDIA GPU, see ``has_fast_fp32``.
