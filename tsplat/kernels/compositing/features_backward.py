@@ -77,9 +77,10 @@ def _add_chunks_behind(
 
 
 @triton.jit
-def _load_group(records, rows, in_range, WIDTH: tl.constexpr, VALUES: tl.constexpr):
+def _load_group(records, rows, in_range, WALK: tl.constexpr):
     """Loads records of rows [GROUP], as values [GROUP, 1, 1]. Gaussians out of range get opacity 0."""
-    pointer = records + rows[:, None, None] * WIDTH
+    VALUES: tl.constexpr = WALK.FOOTPRINT.VALUES
+    pointer = records + rows[:, None, None] * WALK.RECORD_WIDTH
     log2_opacity = tl.load(pointer + VALUES, mask=in_range[:, None, None], other=-1e4)
     return load_tuple(pointer, 1, VALUES) + (log2_opacity, tl.load(pointer + VALUES + 1))
 
@@ -148,7 +149,6 @@ def _features_bwd_kernel(
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
-    VALUES: tl.constexpr = FOOTPRINT.VALUES
     SUMS: tl.constexpr = FOOTPRINT.SUMS
     LANES: tl.constexpr = PIXELS if PIXELS < 32 else 32  # not min, which Triton 3.5 does not fold
     DEPTHS: tl.constexpr = depths is not None
@@ -171,6 +171,7 @@ def _features_bwd_kernel(
             BY_COLUMN=not ABSGRAD,  # with absgrad, there are too few registers
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
+        # Begin: T and behind of the pixels, behind the entries of the part.
         transmittance, behind = _begin_pixels(
             pixels, images, v_render_alphas, v_part, backgrounds, n_colors, blocks, PART
         )
@@ -200,7 +201,7 @@ def _features_bwd_kernel(
                 v_dot_c += product(v, tl.trans(features), dtype, PRODUCTS.SPLIT, PRODUCTS.EXACT)
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
-            record = _load_group(records, rows, in_range, WALK.RECORD_WIDTH, VALUES)
+            record = _load_group(records, rows, in_range, WALK)
             is_listed = entry[:, None, None] < pixel_end[None]
             alphas, e, local = alpha_at(record, _of_group(pixels.position), is_listed, WALK)
             # Blend the Gaussians one after the other, for w and g:
