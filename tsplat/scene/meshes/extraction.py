@@ -1,14 +1,12 @@
 """Extracts meshes: renders depth frames of a model, fuses them into a volume, and extracts its zero crossing."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import normalize
 
 from ...config import Backend
@@ -40,8 +38,6 @@ depths."""
 
 DISTANCE_MIN = 1e-3
 """Minimum magnitude of a distance in units of the truncation."""
-
-Mask = NDArray[np.bool_]
 
 
 @torch.no_grad()
@@ -191,12 +187,14 @@ def _describe(grid: Grid, n: int) -> str:
 
 def _extract(volume: Volume, components: int | None, faces: int | None, on_progress: Show) -> Mesh:
     """Extracts the zero crossing of a volume between voxels that were seen."""
+    from scipy.ndimage import binary_erosion
     from skimage import measure
 
     marching_cubes: Any = measure.marching_cubes  # not typed
     grid = volume.grid
     distances, seen = volume.distances()
-    complete = _shrink(seen)
+    # Cubes, by their first corner, whose eight corners were all seen.
+    complete: Any = binary_erosion(seen, np.ones((2, 2, 2)), origin=-1)
     no_surface = ArgumentError(
         "bounds: the surface of no view crosses them; choose other bounds, smaller voxels or more cameras"
     )
@@ -227,13 +225,3 @@ def _extract(volume: Volume, components: int | None, faces: int | None, on_progr
     mesh = dataclasses.replace(mesh, colors=volume.colors_at(mesh.vertices))
     on_progress("surface", 2, 2)
     return mesh
-
-
-def _shrink(seen: Mask) -> Mask:
-    """Returns a mask of the cubes, indexed by their first corner, whose eight corners were all seen."""
-    complete = np.zeros_like(seen)
-    complete[:-1, :-1, :-1] = True
-    for corner in itertools.product((0, 1), repeat=3):
-        rest = tuple(slice(i, n - 1 + i) for i, n in zip(corner, seen.shape))
-        complete[:-1, :-1, :-1] &= seen[rest]
-    return complete
