@@ -87,7 +87,7 @@ def ascend(axes: Floats, normals: Floats, weights: Floats, power: int, steps: in
     """
     weighted = (normals * weights[:, None]).T
     for _ in range(steps):
-        gradient = weighted @ _power(_cosines(axes, normals), power - 1)
+        gradient = weighted @ _cosines(axes, normals) ** (power - 1)
         u, _, v = np.linalg.svd(gradient.reshape(3, -1, 3).swapaxes(0, 1))
         axes = u @ v
     return axes
@@ -95,7 +95,7 @@ def ascend(axes: Floats, normals: Floats, weights: Floats, power: int, steps: in
 
 def agreement(axes: Floats, normals: Floats, weights: Floats, power: int) -> Floats:
     """Returns the weighted mean over normals [M, 3] of the sum of powers of their cosines with axes [S, 3, 3], [S]."""
-    sums: Floats = weights @ _power(_cosines(axes, normals), power)
+    sums: Floats = weights @ _cosines(axes, normals) ** power
     means: Floats = sums.reshape(-1, 3).sum(-1) / weights.sum()
     return means
 
@@ -104,14 +104,6 @@ def _cosines(axes: Floats, normals: Floats) -> Floats:
     """Returns the cosines between normals [M, 3] and axes [S, 3, 3] as one matrix product, [M, 3 S]."""
     cosines: Floats = normals @ axes.swapaxes(0, 1).reshape(3, -1)
     return cosines
-
-
-def _power(values: Floats, power: int) -> Floats:
-    """Raises values to a positive integer power by repeated multiplication, ten times as fast as NumPy's power."""
-    if power == 1:
-        return values
-    half = _power(values, power // 2)
-    return half * half * values if power % 2 else half * half
 
 
 def _starts() -> Floats:
