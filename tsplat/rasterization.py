@@ -24,6 +24,7 @@ from .precision import in_full_precision
 from .runtime.compilation import eager, in_graphs
 from .stages.call import Call, check_call
 from .stages.capacity import check_capacity
+from .stages.eval3d import unit_rays
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
 from .stages.meta import GRAPH_RESULTS, Rendering, describe_reference, describe_render
@@ -200,8 +201,8 @@ def rasterization(
             Gaussian, so the image depends slightly on ``tile_size``.
         rays: [..., C, H, W, 6] or [..., C, H * W, 6], or a shape that broadcasts to one of these: origins and
             directions of the rays of pixels in the world frame, for ``with_eval3d``, instead of the rays of the
-            cameras. Directions may have any length. Gaussians are still projected by the cameras. A pixel whose ray is
-            not finite or has no direction shows the background. Differentiable.
+            cameras. Directions may have any length. Gaussians are still projected by the cameras. A pixel whose ray has
+            an invalid value, or a direction shorter than 1e-18, shows the background. Differentiable.
         return_normals: Whether to render normals with ``with_eval3d``: third axes, negated if they point along the ray.
         global_z_order: Whether Gaussians are sorted by z of the camera frame. If False, which requires ``with_ut``,
             depth is the distance from the camera: for sorting, for ``"D"``, and for the planes of f-theta cameras.
@@ -367,8 +368,8 @@ def _render_reference(call: Call) -> Rendering:
     o, settings, camera = call.options, call.settings, call.settings.projection.camera
     given = dict(
         means=call.means, quats=call.quats, scales=call.scales, opacities=call.opacities, colors=call.all_colors(),
-        covars=call.covars, backgrounds=call.backgrounds, extra_signals=call.extra_signals, rays=call.rays,
-        **call.cameras._asdict(),
+        covars=call.covars, backgrounds=call.backgrounds, extra_signals=call.extra_signals,
+        rays=None if call.rays is None else unit_rays(call.rays.to(call.dtype)), **call.cameras._asdict(),
     )  # fmt: skip
     tensors: dict[str, Any] = {name: None if t is None else t.to(call.dtype) for name, t in given.items()}
     rendered = rasterize(

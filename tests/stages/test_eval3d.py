@@ -87,6 +87,29 @@ def test_rays_of_the_caller_are_those_of_the_cameras(backend):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_directions_of_any_length_and_invalid_rays(backend):
+    """Distances do not depend on lengths in fp32; pixels whose rays are invalid show no Gaussian."""
+    scene = make("pinhole", seed=1, cameras=1, dtype=torch.float32)
+    scene |= dict(with_eval3d=True, render_mode="RGB-d", backgrounds=None, backend=backend)
+    rays = own_rays({n: t.double() if isinstance(t, torch.Tensor) else t for n, t in scene.items()}).float()
+    expected, expected_alphas, _ = tsplat.rasterization(**scene, rays=rays)
+    lengths = torch.logspace(-17, 11, rays.shape[-2])[:, None]
+    changed = torch.cat([rays[..., :3], lengths * rays[..., 3:]], -1)
+    invalid = torch.arange(rays.shape[-2]) % 3 == 0
+    values = torch.tensor([torch.nan, torch.inf, 3e38, -2e12])
+    changed[0, ::2, ::3, 4] = values[torch.arange(int(invalid.sum())) % 4]
+    changed[0, 1::2, ::3, 3:] = 1e-19
+    leaves = [scene[name].requires_grad_() for name in ("means", "quats", "scales", "opacities")]
+    changed.requires_grad_()
+    found, alphas, _ = tsplat.rasterization(**scene, rays=changed)
+    assert not alphas[0, :, invalid].any() and expected_alphas[0, :, invalid].any()
+    torch.testing.assert_close(found[0, :, ~invalid], expected[0, :, ~invalid], rtol=1e-4, atol=1e-4)
+    gradients = torch.autograd.grad(found.sum(), [*leaves, changed])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert gradients[0].any() and not gradients[-1][0, :, invalid].any()
+
+
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_rays_may_be_listed_pixel_by_pixel(batch):
     scene = make("pinhole", seed=1, batch=batch) | {"with_eval3d": True}

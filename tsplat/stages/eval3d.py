@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_tensor
-from ..config import CameraSettings, Numerics
+from ..config import MAGNITUDE_MAX, CameraSettings, Numerics
 from ..data import Cameras, CompositingSettings, Gaussians3D, ProjectedGaussians, Rays
 from ..errors import ShapeError
 from ..formulas.pixel_centers import pixel_centers
@@ -22,6 +22,9 @@ from ..kernels_torch.lens_pixels import unproject
 from ..kernels_torch.lenses import LENSES
 from ..kernels_torch.shutters import exposure_time, pose_at
 from .inputs import gather_features
+
+DIRECTION_MIN = 1e-18
+"""Length of the shortest direction of a ray. The square of a shorter one is subnormal in fp32."""
 
 
 def with_world_shapes(
@@ -121,15 +124,21 @@ def check_rays(rays: object, shape: tuple[int, ...]) -> Tensor:
     raise ShapeError(f"rays: expected a shape that broadcasts to {list(shape)} or {flat}, found {found}")
 
 
-def given_rays(rays: Tensor) -> Rays:
-    """Converts the caller's rays [I, H, W, 6], origins and directions of any length. Differentiable.
+def unit_rays(rays: Tensor) -> Tensor:
+    """Normalizes the directions of the caller's rays [..., 6]. Differentiable.
 
-    A ray that is not finite gets the direction 0: its pixel has no ray.
+    Invalid rays, and those with a direction shorter than ``DIRECTION_MIN``, become 0: their pixels have no ray.
     """
-    valid = rays.isfinite().all(-1, keepdim=True)
-    rays = torch.where(valid, rays, 0.0)
-    values = torch.cat([rays[..., :3], torch.nn.functional.normalize(rays[..., 3:], dim=-1)], -1)
-    return Rays(values.permute(0, 3, 1, 2), None)
+    valid = (rays.detach().abs() <= MAGNITUDE_MAX).all(-1, keepdim=True)
+    origins, directions = torch.where(valid, rays, 0.0).split(3, -1)
+    lengths = directions.norm(dim=-1, keepdim=True)
+    exists = lengths >= DIRECTION_MIN
+    return torch.cat([origins, torch.where(exists, directions / torch.where(exists, lengths, 1.0), 0.0)], -1)
+
+
+def given_rays(rays: Tensor) -> Rays:
+    """Converts the caller's rays [I, H, W, 6]. Differentiable."""
+    return Rays(unit_rays(rays).permute(0, 3, 1, 2), None)
 
 
 def _poses(
