@@ -130,7 +130,8 @@ def unit_rays(rays: Tensor) -> Tensor:
     Invalid rays, and those with a direction shorter than ``DIRECTION_MIN``, become 0: their pixels have no ray.
     """
     valid = (rays.detach().abs() <= MAGNITUDE_MAX).all(-1, keepdim=True)
-    origins, directions = torch.where(valid, rays, 0.0).split(3, -1)
+    rays = torch.where(valid, rays, 0.0)
+    origins, directions = rays[..., :3], rays[..., 3:]
     lengths = directions.norm(dim=-1, keepdim=True)
     exists = lengths >= DIRECTION_MIN
     return torch.cat([origins, torch.where(exists, directions / torch.where(exists, lengths, 1.0), 0.0)], -1)
