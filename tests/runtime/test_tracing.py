@@ -2,6 +2,7 @@
 
 import random
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -50,6 +51,16 @@ def interrupted(at):
     finally:
         sys.setprofile(None)
     return n
+
+
+def test_a_trace_does_not_import_torch_dynamo():
+    code = """import sys, torch
+from tsplat.runtime.tracing import Trace
+trace = Trace()
+trace.record(lambda: torch.ones(2).sin())
+assert [step.function.overloadpacket.__name__ for step in trace.steps if hasattr(step, "function")] == ["ones", "sin"]
+assert "torch._dynamo" not in sys.modules"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.triton

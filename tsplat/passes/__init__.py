@@ -2,7 +2,8 @@
 
 The first call with a cache key runs the stages. The second call is traced (`traced_calls`): its launches and operators
 become passes (`replay`), one forward and up to two backward, whose tensors have offsets in arenas (`arenas`). The
-second and later calls replay these passes at new addresses, with the same bits (`calls`, `replayed_meta`).
+second and later calls replay these passes at new addresses, with the same bits (`calls`, `replayed_meta`). Without
+gradients, the third call is traced again, with lists of the sizes that the second call has measured.
 `replay_cache` computes cache keys, and decides which calls are replayed.
 """
 

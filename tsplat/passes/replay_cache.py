@@ -43,8 +43,8 @@ ENTRIES_MAX = 256
 def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorates a rendering function to replay passes if a call has the cache key of earlier ones.
 
-    The first call with a key runs the stages, that is, the function. The second call is traced. Some calls always run
-    the stages; see :func:`is_plain_call` and :meth:`ReplayCache.replay`.
+    The first call with a key runs the stages, that is, the function. The second call is traced and, without gradients,
+    also the third one. Some calls always run the stages; see :func:`is_plain_call` and :meth:`ReplayCache.replay`.
     """
     cache = ReplayCache(function)
     _caches.append(cache)

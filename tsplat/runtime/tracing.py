@@ -248,6 +248,11 @@ class _Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._trace = trace
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Returns False. Otherwise, the first trace of a process imports torch._dynamo, which takes a second."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not is_tracing():

@@ -27,9 +27,9 @@ from .near_planes import views_with_near_planes
 from .sampling import calls_of_ranks
 from .view_corrections import identity_motions, move_poses
 
-WARM_UP_CALLS = 2
-"""Number of calls before times are measured: the first runs the stages, the second is traced, and later ones are
-replayed; see ``passes``."""
+WARM_UP_CALLS = 3
+"""Number of calls before times are measured: the first runs the stages, the second and the third are traced, and later
+ones are replayed; see ``passes``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +146,8 @@ def evaluate(
         backend: As in :func:`tsplat.rasterization`.
         ranks: The ranks that call this together with equal arguments. Each renders its shard of the views.
         on_view: Called on every rank, equally often, with the number of views done and the number of all views.
-        warm_up: Render the first view twice before times are measured, so that they exclude the compilation of kernels
-            and, for views of the same size and lens, the tracing of passes.
+        warm_up: Render the first view three times before times are measured, so that they exclude the compilation of
+            kernels and, for views of the same size and lens, the tracing of passes.
         sharded: Whether the Gaussians are sharded over the ranks, which then render together.
         gains: [V, 3] factors of the color channels of each rendered image; None for 1.
 
