@@ -214,7 +214,8 @@ class GaussianRasterizer(torch.nn.Module):
         pose = Pose.of(s, others)
         with full_precision():
             if s.confidence is not None:
-                scale = functools.partial(_with_scaled_gradient, factor=_check_confidence(s.confidence, n))
+                confidence = check_tensor("confidence", s.confidence, [n, 1], "[N, 1] as means3D")
+                scale = functools.partial(_with_scaled_gradient, factor=confidence)
                 means3D, opacities = scale(means3D), scale(opacities.reshape(n, 1))
                 dc, shs, colors_precomp, scales, rotations, cov3D_precomp = (
                     None if tensor is None else scale(tensor)
@@ -446,10 +447,6 @@ def _features_without_values(settings: GaussianRasterizationSettings, names: Nam
     if "plane_depth" in names:
         return 5
     return 3 if settings.include_feature is not None else 0
-
-
-def _check_confidence(confidence: Tensor, n: int) -> Tensor:
-    return check_tensor("confidence", confidence, [n, 1], "[N, 1] as means3D")
 
 
 def _with_scaled_gradient(tensor: Tensor, factor: Tensor) -> Tensor:
