@@ -12,6 +12,7 @@ from tests.support.metashape_files import (
     camera_xml,
     project,
     sensor_xml,
+    world_of,
     write_metashape,
 )
 from tsplat import ArgumentError, UnsupportedError
@@ -61,6 +62,17 @@ def test_cameras_are_in_the_world_of_the_chunk(views, folder, place):
         torch.testing.assert_close(other.camera.K, view.camera.K, atol=1e-4, rtol=0)
         assert torch.equal(other.image, view.image)
     assert capture.notes[-1].endswith("no point cloud beside it; training starts from 20000 random points")
+
+
+def test_the_world_may_be_a_single_matrix(views, folder):
+    start, end = "<transform><rotation", "</scale></transform>"
+    text = (folder / "cameras.xml").read_text()
+    parts = text[text.index(start) : text.index(end)] + end
+    numbers = " ".join(map(repr, world_of().flatten().tolist()))
+    capture = read_capture(edited(folder, (parts, f"<transform>{numbers}</transform>")), test_every=0)
+    found = {view.name: view for view in capture.train}
+    for view in views:
+        torch.testing.assert_close(found[f"images/{view.name}"].camera.viewmat, view.camera.viewmat, atol=2e-5, rtol=0)
 
 
 def test_points_are_those_of_the_only_ply(folder):

@@ -9,6 +9,7 @@ coefficient.
 import dataclasses
 import math
 from pathlib import Path
+from xml.etree.ElementTree import Element
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from .photographs import Photograph, find_usable
 from .placement import ReadOptions
 from .survey import find_images, list_photographs, read_number, read_survey
 from .views import Capture
-from .xml_tree import Element, read_xml
+from .xml_tree import read_xml
 
 SIGN = b"<document"
 
@@ -80,23 +81,23 @@ def read_metashape(file: Path, options: ReadOptions) -> Capture:
 def _read_cameras(file: Path) -> tuple[list[Photograph], list[str]]:
     """Returns the photographs of a file, sorted by name, and notes about cameras that are left out."""
     root = read_xml(file)
-    chunks = [chunk for chunk in root.all("chunk") if chunk.find("cameras")] if root.tag == "document" else []
-    if not chunks:
+    chunks = [chunk for chunk in root.iter("chunk") if chunk.find("cameras") is not None]
+    if root.tag != "document" or not chunks:
         raise FileError(f"{file}: expected a document of Metashape with a chunk of cameras, found <{root.tag[:40]}>")
-    posed = [[camera for camera in chunk.all("camera") if camera.find("transform")] for chunk in chunks]
+    posed = [[camera for camera in chunk.iter("camera") if camera.find("transform") is not None] for chunk in chunks]
     chunk, with_pose = max(zip(chunks, posed, strict=True), key=lambda entry: len(entry[1]))
     notes = []
     if len(chunks) > 1:
-        label = chunk.attributes.get("label", "")
+        label = chunk.get("label", "")
         notes.append(f"{file}: read the chunk {label!r} of {len(chunks)}, which are in frames of their own")
-    enabled = [camera for camera in with_pose if camera.attributes.get("enabled", "true") not in ("false", "0")]
+    enabled = [camera for camera in with_pose if camera.get("enabled", "true") not in ("false", "0")]
     components: dict[str, list[Element]] = {}
     for camera in enabled:
-        components.setdefault(camera.attributes.get("component_id", ""), []).append(camera)
+        components.setdefault(camera.get("component_id", ""), []).append(camera)
     if not components:
         raise FileError(f"{file}: expected cameras that are enabled and have a transform, found none")
     component, used = max(components.items(), key=lambda entry: len(entry[1]))
-    n = sum(1 for _ in chunk.all("camera"))
+    n = sum(1 for _ in chunk.iter("camera"))
     for count, what in (
         (n - len(with_pose), "have no pose"),
         (len(with_pose) - len(enabled), "are disabled"),
@@ -105,12 +106,12 @@ def _read_cameras(file: Path) -> tuple[list[Photograph], list[str]]:
         if count:
             notes.append(f"{file}: left out {count} of {n:,} cameras that {what}")
     world = _read_world(chunk, component, file)
-    sensors = {sensor.attributes.get("id", ""): sensor for sensor in chunk.all("sensor")}
+    sensors = {sensor.get("id", ""): sensor for sensor in chunk.iter("sensor")}
     lenses: dict[str, tuple[int, Lens]] = {}
-    images = find_images(file, [camera.attributes.get("label", "") for camera in used])
+    images = find_images(file, [camera.get("label", "") for camera in used])
     cameras = []
     for camera, image in zip(used, images, strict=True):
-        label, sensor_id = camera.attributes.get("label", ""), camera.attributes.get("sensor_id", "")
+        label, sensor_id = camera.get("label", ""), camera.get("sensor_id", "")
         where = f"{file}: camera {label[:80]!r}"
         if sensor_id not in sensors:
             raise FileError(f"{where}: sensor_id: expected one of the file's sensors, found {sensor_id[:40]!r}")
@@ -124,12 +125,13 @@ def _read_cameras(file: Path) -> tuple[list[Photograph], list[str]]:
 def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
     """Returns the similarity [4, 4] fp64 from the frame of a component or chunk to the world; the identity if the file
     has none."""
-    components = [element for element in chunk.all("component") if element.attributes.get("id", "") == component]
-    transform = next((found for element in [*components, chunk] if (found := element.find("transform"))), None)
+    components = [element for element in chunk.iter("component") if element.get("id", "") == component]
+    transforms = [element.find("transform") for element in (*components, chunk)]
+    transform = next((found for found in transforms if found is not None), None)
     if transform is None:
         return similarity()
     where = f"{file}: transform of the chunk"
-    if not transform.children:
+    if not len(transform):
         return _matrix(transform, where)
     values = {name: transform.find(name) for name in ("rotation", "translation", "scale")}
     rotation, translation, scale = (
@@ -169,23 +171,24 @@ def _read_pose(camera: Element, world: Tensor, where: str) -> tuple[Tensor, Tens
 
 def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
     """Returns the lens of a sensor from its adjusted or else initial calibration. Appends to `notes`."""
-    sensor_type = sensor.attributes.get("type", "frame").removeprefix("equidistant_")  # as 2.3 names fisheye lenses
+    sensor_type = sensor.get("type", "frame").removeprefix("equidistant_")  # as 2.3 names fisheye lenses
     if sensor_type not in ("frame", "fisheye", "spherical"):
         raise UnsupportedError(
             f"{where}: type: expected frame, fisheye or spherical, found {sensor_type[:40]!r}; export undistorted "
             "photographs"
         )
-    calibrations = [child for child in sensor.children if child.tag == "calibration"]
-    calibrations.sort(key=lambda calibration: calibration.attributes.get("class") != "adjusted")
-    size = (calibrations[0].find("resolution") if calibrations else None) or sensor.find("resolution")
+    calibrations = sensor.findall("calibration")
+    calibrations.sort(key=lambda calibration: calibration.get("class") != "adjusted")
+    sizes = [element.find("resolution") for element in (*calibrations[:1], sensor)]
+    size = next((size for size in sizes if size is not None), None)
     if sensor_type == "spherical" and size is not None:  # a full panorama needs no calibration
         return panorama(*_read_size(size)).checked(where)
     if not calibrations or size is None:
         raise FileError(f"{where}: expected a calibration with a resolution; align the photographs before the export")
     calibration = {
         child.tag: _numbers(child, 1, where)[0]
-        for child in calibrations[0].children
-        if not child.children and child.text
+        for child in calibrations[0]
+        if not len(child) and (child.text or "").strip()
     }
     width, height = _read_size(size)
     f = calibration.get("f", calibration.get("fy", 0.0))
@@ -220,12 +223,13 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
 
 def _read_size(resolution: Element) -> tuple[int, int]:
     """Returns the width and height of a sensor in pixels; missing values are 0."""
-    sides = [to_float(read_number(resolution.attributes.get(name, ""))) for name in ("width", "height")]
+    sides = [to_float(read_number(resolution.get(name, ""))) for name in ("width", "height")]
     width, height = (round(min(side or 0, 1e9)) for side in sides)
     return width, height
 
 
 def _numbers(element: Element, count: int, where: str) -> list[float]:
     """Returns the finite numbers in an element's text. Raises FileError for other text, or another count of numbers."""
-    words = element.text.split()[: count + 1]
-    return finite_numbers([read_number(word) for word in words], count, f"{where}: {element.tag}", element.text[:200])
+    text = element.text or ""
+    words = text.split()[: count + 1]
+    return finite_numbers([read_number(word) for word in words], count, f"{where}: {element.tag}", text[:200])

@@ -1,10 +1,7 @@
-"""Reads XML files as trees of elements; document types, entities, namespaces and external references are not
-supported."""
+"""Reads XML files as trees of elements; document types, entities and external references are not supported."""
 
-import dataclasses
-import xml.parsers.expat
-from collections.abc import Iterator
 from pathlib import Path
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser, fromstring
 
 from ...errors import FileError
 from ...support.reading import check_memory, read_file
@@ -16,59 +13,32 @@ ELEMENT_BYTES = 1200
 """Approximate memory per element in bytes."""
 
 
-@dataclasses.dataclass(slots=True)
-class Element:
-    """An element of an XML file; `text` is its text before and between its children."""
+class _Builder(TreeBuilder):
+    """Builds a tree. Raises ValueError if it is nested too deeply, or for a document type."""
 
-    tag: str
-    attributes: dict[str, str]
-    children: list["Element"]
-    text: str = ""
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
 
-    def find(self, *tags: str) -> "Element | None":
-        """Returns the first element at a path of tags below this one; None if there is none."""
-        element: Element | None = self
-        for tag in tags:
-            element = next((child for child in element.children if child.tag == tag), None) if element else None
-        return element
+    def start(self, tag: str, attributes: dict[str, str]) -> Element:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise ValueError(f"expected elements nested at most {DEPTH_MAX} deep; it is damaged")
+        return super().start(tag, attributes)
 
-    def all(self, tag: str) -> Iterator["Element"]:
-        """Yields the elements with a tag at any depth below this one, in file order."""
-        for child in self.children:
-            if child.tag == tag:
-                yield child
-            yield from child.all(tag)
+    def end(self, tag: str) -> Element:
+        self._depth -= 1
+        return super().end(tag)
+
+    def doctype(self, *_: object) -> None:
+        raise ValueError("declares a document type, which may refer to other files; remove <!DOCTYPE ...>")
 
 
 def read_xml(path: Path) -> Element:
     """Reads an XML file. Raises FileError if it is damaged, nested too deeply, or declares a document type."""
     content = read_file(path, BYTES_MAX)
     check_memory(str(path), len(content) + ELEMENT_BYTES * content.count(b"<"), "free some")
-    root = Element("", {}, [])
-    stack = [root]
-
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        if len(stack) > DEPTH_MAX:
-            raise FileError(f"{path}: expected elements nested at most {DEPTH_MAX} deep; it is damaged")
-        element = Element(tag, attributes, [])
-        stack[-1].children.append(element)
-        stack.append(element)
-
-    def text(data: str) -> None:
-        if not data.isspace():
-            stack[-1].text += data
-
-    def refuse(*_: object) -> None:
-        raise FileError(f"{path}: declares a document type, which may refer to other files; remove <!DOCTYPE ...>")
-
-    parser = xml.parsers.expat.ParserCreate()
-    parser.buffer_text = True
-    parser.StartElementHandler = start
-    parser.EndElementHandler = lambda _: stack.pop()
-    parser.CharacterDataHandler = text
-    parser.StartDoctypeDeclHandler = refuse
     try:
-        parser.Parse(content, True)
-    except (xml.parsers.expat.ExpatError, ValueError, LookupError) as error:
+        return fromstring(content, XMLParser(target=_Builder()))
+    except (ParseError, ValueError, LookupError) as error:
         raise FileError(f"{path}: not a valid XML file ({error})") from error
-    return root.children[0]
