@@ -121,12 +121,21 @@ class RowOffsetStructuredSpinningLidarModelParameters:
     @property
     def fov_horiz_rad(self) -> FOV:
         """The field of view from the first to the last azimuth of any row, at most 360 degrees."""
-        grows = self.spinning_direction is SpinningDirection.COUNTER_CLOCKWISE
-        offsets = (self.row_azimuth_offsets_rad.min().item(), self.row_azimuth_offsets_rad.max().item())
-        steps = self.column_azimuths_rad.double().diff() * (1 if grows else -1)
-        span = float(steps.remainder(2 * math.pi).sum()) + offsets[1] - offsets[0]
-        start = self.column_azimuths_rad[0].item() + (offsets[0] if grows else offsets[1])
-        return FOV(start, min(span, 2 * math.pi), self.spinning_direction)
+        direction = direction_of("lidar_coeffs", self)
+        grows = direction is SpinningDirection.COUNTER_CLOCKWISE
+        azimuths, offsets = self.column_azimuths_rad.detach(), self.row_azimuth_offsets_rad.detach()
+        least, most = offsets.min().item(), offsets.max().item()
+        steps = azimuths.double().diff() * (1 if grows else -1)
+        span = float(steps.remainder(2 * math.pi).sum()) + most - least
+        start = azimuths[0].item() + (least if grows else most)
+        return FOV(start, min(span, 2 * math.pi), direction)
+
+
+def direction_of(name: str, lidar: object) -> SpinningDirection:
+    """Returns the spinning direction of a lidar, of tsplat or gsplat, that is passed as the argument `name`."""
+    direction = name_of(getattr(lidar, "spinning_direction", None))
+    check_choice(f"{name}.spinning_direction", direction, tuple(SpinningDirection.__members__))
+    return SpinningDirection[direction]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -171,19 +180,18 @@ class LidarLayout:
     offset_max: float
 
     @classmethod
-    def of(cls, lidar: object) -> LidarLayout:
-        """Checks the parameters of a lidar, of tsplat or gsplat, and computes its layout.
+    def of(cls, lidar: object, name: str = "lidar_coeffs") -> LidarLayout:
+        """Checks the parameters of a lidar, of tsplat or gsplat, and computes its layout. `name` is its argument.
 
         Raises:
             ArgumentError: A field is missing, or the fields do not describe a spinning lidar.
         """
-        tables = tuple(check_tensor(f"lidar_coeffs.{n}", getattr(lidar, n, None), [None], "[n]") for n in TABLES)
-        check_devices({f"lidar_coeffs.{name}": table for name, table in zip(TABLES, tables)})
-        direction = name_of(getattr(lidar, "spinning_direction", None))
-        check_choice("lidar_coeffs.spinning_direction", direction, tuple(SpinningDirection.__members__))
+        tables = tuple(check_tensor(f"{name}.{n}", getattr(lidar, n, None), [None], "[n]") for n in TABLES)
+        check_devices({f"{name}.{n}": table for n, table in zip(TABLES, tables)})
+        direction = direction_of(name, lidar)
         layout = next((known for key, known in _layouts if _is_same(key, direction, tables)), None)
         if layout is None:
-            layout = _lay_out(tables, 1 if direction == "COUNTER_CLOCKWISE" else -1)
+            layout = _lay_out(tables, 1 if direction is SpinningDirection.COUNTER_CLOCKWISE else -1, name)
             if all(table.grad_fn is None for table in tables):  # do not keep graphs alive
                 copies = tuple(table.detach().clone() for table in tables if table.device.type == "cpu")
                 _layouts.append(((direction, tables, _versions(tables), copies), layout))
@@ -342,43 +350,48 @@ def _versions(tables: tuple[Tensor, ...]) -> list[int] | None:
     return None if any(table.is_inference() for table in tables) else [table._version for table in tables]
 
 
-def _is_same(key: Any, direction: str, tables: tuple[Tensor, ...]) -> bool:
+def _is_same(key: Any, direction: SpinningDirection, tables: tuple[Tensor, ...]) -> bool:
     versions = _versions(tables)
     is_known = key[0] == direction and all(a is b for a, b in zip(key[1], tables))
     return is_known and versions is not None and versions == key[2] and all(map(torch.equal, tables, key[3]))
 
 
-def _check_angles(elevations: np.ndarray, azimuths: np.ndarray, offsets: np.ndarray, sign: int) -> np.ndarray:
-    """Checks the angles of a lidar. Returns azimuths relative to the first, in the direction of the spin, ascending."""
+def _check_angles(
+    elevations: np.ndarray, azimuths: np.ndarray, offsets: np.ndarray, sign: int, name: str
+) -> np.ndarray:
+    """Checks the angles of a lidar, which is the argument `name`.
+
+    Returns azimuths relative to the first, in the direction of the spin, ascending.
+    """
     n_rows, n_columns = len(elevations), len(azimuths)
     if not n_rows or not n_columns or len(offsets) != n_rows:
         found = f"{n_rows} rows, {n_columns} columns and {len(offsets)} offsets"
-        raise ShapeError(f"lidar_coeffs: expected an elevation and an offset for each row, and columns, found {found}")
-    for name, table in zip(TABLES, (elevations, azimuths, offsets)):
-        if not np.isfinite(table).all():
+        raise ShapeError(f"{name}: expected an elevation and an offset for each row, and columns, found {found}")
+    for table, values in zip(TABLES, (elevations, azimuths, offsets)):
+        if not np.isfinite(values).all():
             raise ArgumentError(
-                f"lidar_coeffs.{name}: expected finite angles in radians, found NaN or infinity; check the lidar"
+                f"{name}.{table}: expected finite angles in radians, found NaN or infinity; check the lidar"
             )
     if (np.diff(elevations) >= 0).any() or abs(elevations).max() > math.pi / 2 + 1e-6:  # tolerance for pi / 2 in fp32
         raise ArgumentError(
-            "lidar_coeffs.row_elevations_rad: expected angles between pi / 2 and -pi / 2 in descending order; sort the "
+            f"{name}.row_elevations_rad: expected angles between pi / 2 and -pi / 2 in descending order; sort the "
             "rows from top to bottom"
         )
     if abs(offsets).max() > math.pi:
         raise ArgumentError(
-            "lidar_coeffs.row_azimuth_offsets_rad: expected angles of at most pi in magnitude, found "
+            f"{name}.row_azimuth_offsets_rad: expected angles of at most pi in magnitude, found "
             f"{abs(offsets).max():.4g}; convert degrees to radians, or subtract 2 pi"
         )
     from_first = np.concatenate([[0.0], np.cumsum(np.mod(sign * np.diff(azimuths), 2 * math.pi))])
     if (np.diff(from_first) <= 0).any() or from_first[-1] >= 2 * math.pi:
         raise ArgumentError(
-            "lidar_coeffs.column_azimuths_rad: expected angles in the direction of the spin, less than 2 pi from the "
+            f"{name}.column_azimuths_rad: expected angles in the direction of the spin, less than 2 pi from the "
             "first to the last; sort the columns, or pass the other spinning_direction"
         )
     return from_first
 
 
-def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
+def _lay_out(tables: tuple[Tensor, ...], sign: int, name: str) -> LidarLayout:
     """Checks the angles of a lidar, and computes its layout. ``sign`` is 1 for counterclockwise and -1 for clockwise.
 
     Angles are in the direction of the spin, relative to the first column of a row without an offset. Element (r, c) is
@@ -386,7 +399,7 @@ def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
     with the average pitch in the gap behind the last column. Its whole column is c plus the shift of its row.
     """
     elevations, azimuths, offsets = (table.detach().cpu().double().numpy() for table in tables)
-    from_first = _check_angles(elevations, azimuths, offsets, sign)
+    from_first = _check_angles(elevations, azimuths, offsets, sign, name)
     n_rows, n_columns = len(elevations), len(azimuths)
     span = from_first[-1]
     gap = 2 * math.pi - span

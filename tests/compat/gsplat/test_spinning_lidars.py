@@ -11,6 +11,7 @@ import tsplat
 from tests.support.lidars import angular_boxes, lidar, make
 from tsplat.compat import gsplat
 from tsplat.compat.gsplat import losses
+from tsplat.stages.lidars import TABLES
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -69,6 +70,47 @@ def test_the_map_has_the_columns_of_the_nearest_elements():
     e = params.row_elevations_rad[:, None]
     cosine = elevation.sin() * e.sin() + elevation.cos() * e.cos() * (azimuth - azimuths).cos()
     assert torch.equal(found.long(), cosine.flatten(2).argmax(-1) % 12)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_directions_may_be_names_and_angles_may_require_gradients(seed):
+    pytest.importorskip("scipy")
+    params = lidar(seed, rows=4, columns=12)
+    tables = {name: getattr(params, name).clone().requires_grad_() for name in TABLES}
+    other = dataclasses.replace(params, spinning_direction=params.spinning_direction.name, **tables)
+    assert other.fov_horiz_rad == params.fov_horiz_rad
+    maps = [gsplat.compute_lidar_angles_to_columns_map(given) for given in (params, other)]
+    assert torch.equal(*maps)
+    tilings = [
+        vars(gsplat.compute_lidar_tiling(given, n_bins_elevation=2, max_pts_per_tile=8)) for given in (params, other)
+    ]
+    for name, value in tilings[0].items():
+        assert torch.equal(value, tilings[1][name]) if isinstance(value, torch.Tensor) else value == tilings[1][name]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (dict(row_elevations_rad=torch.zeros(3)), {}, "lidar_params: expected an elevation and an offset for each row"),
+        (dict(column_azimuths_rad=[0.0, 1.0]), {}, r"lidar_params.column_azimuths_rad: expected a tensor \[n\]"),
+        (dict(column_azimuths_rad=torch.arange(12.0)), {}, "lidar_params.column_azimuths_rad: expected angles in the"),
+        (dict(spinning_direction="left"), {}, "lidar_params.spinning_direction: expected one of"),
+        ({}, dict(n_bins_elevation=0), "n_bins_elevation: expected a positive int, found 0"),
+        ({}, dict(max_pts_per_tile="many"), "max_pts_per_tile: expected a positive int, found 'many'"),
+        ({}, dict(resolution_elevation=-1), "resolution_elevation: expected a positive int"),
+        ({}, dict(densification_factor_azimuth=2.5), "densification_factor_azimuth: expected a positive int"),
+        ({}, dict(resolution_factor=0), "resolution_factor: expected a positive int"),
+        ({}, dict(dtype="int32"), "dtype: expected a torch.dtype, found str"),
+    ],
+)
+def test_lidars_and_sizes_of_tilings_and_maps_are_checked(change, options, message):
+    given = dataclasses.replace(lidar(1, rows=4, columns=12), **change)
+    if not options.keys() & {"resolution_factor", "dtype"}:
+        with pytest.raises(tsplat.ArgumentError, match=message):
+            gsplat.compute_lidar_tiling(given, **options)
+    if change or options.keys() & {"resolution_factor", "dtype"}:
+        with pytest.raises(tsplat.ArgumentError, match=message.replace("lidar_params", "lidar")):
+            gsplat.compute_lidar_angles_to_columns_map(given, **options)
 
 
 def test_the_map_names_the_missing_package(monkeypatch):

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .... import ArgumentError, UnsupportedError
+from .... import ArgumentError, ArgumentTypeError, UnsupportedError
 from .... import RowOffsetStructuredSpinningLidarModelParameters as RowOffsetStructuredSpinningLidarModelParameters
 from .... import SpinningDirection as SpinningDirection
 from ....arguments import INTEGERS, check_devices, check_ids, check_numerics, check_tensor, compute_dtype
@@ -19,7 +19,7 @@ from ....config import NumericsName
 from ....runtime.compilation import with_plain_tensors
 from ....scalars import check_size
 from ....stages.intersection import tile_bits
-from ....stages.lidars import FULL_CIRCLE, SCALE
+from ....stages.lidars import FULL_CIRCLE, SCALE, LidarLayout, direction_of
 from ....support.extras import require
 
 AZIMUTH_CELLS_MAX = 1 << 20
@@ -97,7 +97,7 @@ def _relative_angles(lidar: RowOffsetStructuredSpinningLidarModelParameters) -> 
     row, [H, W] each, in radians."""
     azimuths = lidar.column_azimuths_rad + lidar.row_azimuth_offsets_rad[:, None]
     behind = azimuths - lidar.fov_horiz_rad.start
-    if lidar.spinning_direction is SpinningDirection.CLOCKWISE:
+    if direction_of("lidar", lidar) is SpinningDirection.CLOCKWISE:
         behind = -behind
     # The first element is at 0, even if rounding moves it before 0.
     behind = (behind + 1e-6).remainder(2 * math.pi) - 1e-6
@@ -122,8 +122,13 @@ def compute_angles_to_columns_map(
         the order of rows and columns.
 
     Raises:
+        ArgumentError: The lidar or a number is invalid.
         MissingExtraError: SciPy, which finds the nearest elements, is not installed.
     """
+    LidarLayout.of(lidar, "lidar")
+    resolution_factor = check_size("resolution_factor", resolution_factor)
+    if not isinstance(dtype, torch.dtype):
+        raise ArgumentTypeError(f"dtype: expected a torch.dtype, found {type(dtype).__name__}")
     require("scipy")
     from scipy import spatial
 
@@ -132,8 +137,8 @@ def compute_angles_to_columns_map(
         return torch.stack([azimuths.cos() * flat, azimuths.sin() * flat, elevations.sin().expand_as(azimuths)], -1)
 
     height, width = lidar.n_rows, lidar.n_columns
-    of_elements = lidar.column_azimuths_rad + lidar.row_azimuth_offsets_rad[:, None]
-    elements = rays(of_elements, lidar.row_elevations_rad[:, None])
+    of_elements = (lidar.column_azimuths_rad + lidar.row_azimuth_offsets_rad[:, None]).detach()
+    elements = rays(of_elements, lidar.row_elevations_rad.detach()[:, None])
     rows, columns = (
         torch.linspace(fov.start, fov.end, resolution_factor * n, dtype=elements.dtype, device=elements.device)
         for fov, n in ((lidar.fov_vert_rad, height), (lidar.fov_horiz_rad, width))
@@ -157,9 +162,19 @@ def compute_tiling(
         densification_factor_azimuth: Number of azimuth cells per tile in the map of elements.
 
     Raises:
-        ArgumentError: More than ``max_pts_per_tile`` elements within a tile's elevations have the same azimuth, so that
-            no number of tiles along the azimuth separates them.
+        ArgumentError: The lidar or a number is invalid, or more than ``max_pts_per_tile`` elements within a tile's
+            elevations have the same azimuth, so that no number of tiles along the azimuth separates them.
     """
+    LidarLayout.of(lidar_params, "lidar_params")
+    n_bins_elevation, max_pts_per_tile, resolution_elevation, densification_factor_azimuth = (
+        check_size(name, value)
+        for name, value in (
+            ("n_bins_elevation", n_bins_elevation),
+            ("max_pts_per_tile", max_pts_per_tile),
+            ("resolution_elevation", resolution_elevation),
+            ("densification_factor_azimuth", densification_factor_azimuth),
+        )
+    )
     azimuths, elevations = (angles.flatten() for angles in _relative_angles(lidar_params))
     spans = lidar_params.fov_horiz_rad.span, lidar_params.fov_vert_rad.span
 
@@ -295,7 +310,7 @@ class _Interval:
     ) -> tuple[_Interval, _Interval]:
         circle, span = FULL_CIRCLE, SCALE * lidar.fov_horiz_rad.span
         behind = angles - SCALE * lidar.fov_horiz_rad.start
-        if lidar.spinning_direction is SpinningDirection.CLOCKWISE:
+        if direction_of("lidar", lidar) is SpinningDirection.CLOCKWISE:
             behind = -behind
         behind = behind.remainder(circle)
         first, end = behind - radii, behind + radii
