@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -90,37 +91,32 @@ def band_psnr(scores: Evaluation, masks: list[Tensor]) -> float:
 
 
 def draw(path: Path, scores: dict[str, Evaluation], masks: list[Tensor]) -> None:
-    """Writes a PNG of two views, see :func:`sheet`."""
-    views = []
-    for i in (len(masks) // 8, len(masks) // 8 + 2 * max(1, len(masks) // 4)):
-        view = scores["whole"][i].view
-        marked = torch.where(masks[i][..., None], 0.6 * view.pixels + torch.tensor([0.4, 0.0, 0.0]), view.pixels)
-        images = [evaluation[i].image for evaluation in scores.values()]
-        errors = [(4 * (image - view.pixels).abs()).clamp(0, 1) for image in images]
-        views.append([Image.fromarray(to_bytes(image).numpy()) for image in (marked, *images, *errors)])
+    """Writes a PNG of the held-out view that shows most of the borders, see :func:`sheet`."""
+    i = max(range(len(masks)), key=lambda i: float(masks[i].double().mean()))
+    view = scores["whole"][i].view
+    marked = torch.where(masks[i][..., None], 0.6 * view.pixels + torch.tensor([0.4, 0.0, 0.0]), view.pixels)
+    images = [evaluation[i].image for evaluation in scores.values()]
+    errors = [
+        (4 * (image - view.pixels).abs().mean(-1, keepdim=True)).clamp(0, 1).expand(-1, -1, 3) for image in images
+    ]
+    panels = [Image.fromarray(to_bytes(image).numpy()) for image in (view.pixels, *images, marked, *errors)]
     # A palette of 128 colors makes the file a quarter as large.
-    sheet(views).quantize(128).save(path, optimize=True)
+    sheet(panels).quantize(128).save(path, optimize=True)
 
 
-def sheet(views: list[list[Image.Image]]) -> Image.Image:
-    """Draws five images of each view, with titles, in three columns.
+def sheet(images: Sequence[Image.Image]) -> Image.Image:
+    """Draws six images of a view, with titles, in three columns.
 
-    The first row has the photograph with pixels near borders marked, the one run, and the blocks; the second row has
-    the errors of both.
+    The first row has the photograph, the one run, and the blocks; the second row has the photograph with pixels near
+    borders marked, and the errors of both. Images of at most 160 pixels are enlarged
+    to 320.
     """
     names = (
-        "photograph, near borders in red",
-        "one run",
-        "blocks",
-        "error of one run, times 4",
-        "error of blocks, times 4",
-    )
-    places = ((0, 0), (1, 0), (2, 0), (1, 1), (2, 1))
-    return draw_sheet(
-        (x, 2 * i + y, name, image)
-        for i, images in enumerate(views)
-        for image, name, (x, y) in zip(images, names, places, strict=True)
-    )
+        "photograph", "one run", "blocks",
+        "near borders, in red", "error of one run, times 4", "error of blocks, times 4",
+    )  # fmt: skip
+    cells = ((k % 3, k // 3, name, image) for k, (name, image) in enumerate(zip(names, images, strict=True)))
+    return draw_sheet(cells, max(1, 320 // images[0].width))
 
 
 def main() -> None:

@@ -28,5 +28,9 @@ def test_folder_without_cameras_is_rejected(tmp_path):
         FileError, match=r"c: no cameras found; expected sparse/0/ or .*transforms\.json.*tsplat prepare"
     ):
         read_capture(tmp_path / "c")
+    for name in (".DS_Store", "a.JPG", "b.heic"):
+        (tmp_path / "c" / name).touch()
+    with pytest.raises(FileError, match=r"c: a folder of photographs without cameras; .* tsplat prepare \S*/c --out"):
+        read_capture(tmp_path / "c")
     with pytest.raises(FileError, match="d: no such folder"):
         read_capture(tmp_path / "d")

@@ -178,7 +178,7 @@ def test_reasons_of_photographs_without_a_pose(photos, tmp_path):
     assert found.unregistered == ("noise.png", "plain.png")
     assert found.reasons == {
         "noise.png": "overlaps no other photograph; take more photographs on the way to it",
-        "plain.png": "few features: blurred, dark, plain or masked; retake it, or raise max_size",
+        "plain.png": "few features: blurred, dark, plain or masked; retake it, or raise max_size (--max-size)",
     }
 
 

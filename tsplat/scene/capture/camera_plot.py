@@ -36,7 +36,10 @@ def draw_cameras(path: Path, model: ColmapModel, n_photographs: int) -> None:
     limits = np.quantile(points, (0.01, 0.99), axis=0) if len(points) else np.zeros((2, 3))
     shown = np.concatenate([centers, np.clip(points, *limits)])
     low, high = shown.min(0), shown.max(0)
-    size = FRUSTUM_DEPTH * float((high - low).max())
+    extent = float((high - low).max())
+    size = FRUSTUM_DEPTH * extent
+    reach = 0.52 * extent + size
+    ends = np.array([-reach, reach])[:, None] + (low + high) / 2  # both plots are squares of the same scale
     corners = np.array([_corners(model.cameras[image.camera_id]) for image in images])  # [C, 4, 3] camera frame
     corners = (corners @ poses[:, :, :3].transpose(0, 2, 1)) @ axes.T * size + centers[:, None]
 
@@ -50,9 +53,7 @@ def draw_cameras(path: Path, model: ColmapModel, n_photographs: int) -> None:
         lines = np.concatenate([edges, rim], 1)[..., [x, y]].reshape(-1, 2, 2)
         order = np.repeat(np.linspace(0, 1, len(images)), 8)
         plot.add_collection(LineCollection(list(lines), array=order, cmap="viridis", linewidths=0.9))
-        margin = size + 0.02 * (high - low).max()
-        axis_limits = dict(xlim=(low[x] - margin, high[x] + margin), ylim=(low[y] - margin, high[y] + margin))
-        plot.set(**axis_limits, aspect="equal", title=title, xticks=[], yticks=[])
+        plot.set(xlim=ends[:, x], ylim=ends[:, y], aspect="equal", title=title, xticks=[], yticks=[])
     figure.suptitle(f"{len(images)} of {n_photographs:,} photographs registered, {len(model.points):,} points")
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)

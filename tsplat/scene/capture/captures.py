@@ -1,6 +1,7 @@
 """Reads a capture from a folder in any supported format."""
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from .colmap import find_model, read_posed_colmap
 from .initial_points import N_RANDOM
 from .metashape import find_cameras_file, read_metashape
 from .phones import RECORD3D_FILES, find_polycam, find_record3d, read_polycam, read_record3d, refuse_phone_file
-from .photographs import TEST_EVERY, OnProgress
+from .photographs import PHOTOGRAPH_SUFFIXES, TEST_EVERY, UNSUPPORTED_SUFFIXES, OnProgress
 from .placement import Frame, ReadOptions
 from .realitycapture import find_cameras_table, read_realitycapture
 from .transforms import has_transforms, read_posed_transforms
@@ -64,6 +65,12 @@ def read_capture(
     refuse_phone_file(folder)
     if not folder.exists():
         raise FileError(f"{folder}: no such folder")
+    names = [path.name for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+    if names and all(name.lower().endswith(PHOTOGRAPH_SUFFIXES + UNSUPPORTED_SUFFIXES) for name in names):
+        raise FileError(
+            f"{folder}: a folder of photographs without cameras; to compute them, run: tsplat prepare "
+            f"{shlex.quote(str(folder))} --out SCENE, then tsplat train SCENE --out RUN"
+        )
     raise FileError(
         f"{folder}: no cameras found; expected sparse/0/ or sparse/ and images/ (COLMAP), transforms_train.json or "
         "transforms.json, one XML file of Metashape's cameras, one CSV file of RealityCapture's, keyframes/ (Polycam), "

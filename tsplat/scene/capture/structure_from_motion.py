@@ -189,7 +189,7 @@ def prepare(
         if not reconstructed:
             raise ArgumentError(
                 f"{photos}: no two of the {len(files):,} photographs overlap enough to estimate their cameras; take "
-                "them closer together, include more texture, or raise max_size"
+                "them closer together, include more texture, or raise max_size (--max-size)"
                 + "".join(f"; note: {note}" for note in notes)
             )
         best, problem = pipeline.add_points(reconstructed[0], sparse)
@@ -237,7 +237,7 @@ def _explain(names: Iterable[str], pipeline: Pipeline, others: Sequence[Reconstr
         n_features = pipeline.features.get(name, 0)
         group = next((model.names for model in others if name in model.names), None)
         if n_features < FEW_FEATURES:
-            reason = "few features: blurred, dark, plain or masked; retake it, or raise max_size"
+            reason = "few features: blurred, dark, plain or masked; retake it, or raise max_size (--max-size)"
         elif group is not None:
             reason = f"of a group of {len(group)} that does not connect with the rest; take photographs that show both"
         elif not pipeline.matches.get(name):
