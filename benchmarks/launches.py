@@ -233,19 +233,25 @@ def _intersection(vendor: str, tile_size: int) -> Labeled:
             images = screen._replace(image_ids=torch.arange(N))
             kernels.tile_intersections(images, grid, spans, torch.int16, 2**15, 2**15 - 1)
             kernels.tile_lists(ints.to(torch.int16), torch.arange(N), ints, 64, -(2**15))
+            kernels.scan_tiles(ints.to(torch.int16), ints, 64, -(2**15))
         yield from ((f"tile {tile_size} {name}", call) for call in launches)
 
 
 def _rows_and_sums(vendor: str) -> Labeled:
-    for label, n in (("", N), (" of several sections", 2 * scans.SECTION)):
+    for label, n in (("", N), (" of several sections", scans.ONE_PROGRAM_MAX + 1)):
         with recorded(vendor) as launches:
             limit = Limit(torch.zeros(N_NEEDED, dtype=torch.int64), 0, n)
             kernels.prefix_sums(torch.ones(n, dtype=torch.int32), limit=limit)
         yield from (("lengths" + label, call) for call in launches)
     radii, means2d, conics, depths = _rows()
+    rows = ProjectedGaussians(1, N, None, radii, means2d, depths, conics, None, depths)
+    for label, few_max in (("few packed rows", N), ("packed rows", 0)):
+        with recorded(vendor) as launches, mock.patch.object(packed_rows, "ONE_PROGRAM_MAX", few_max):
+            packed_rows.pack_rows(rows, torch.ones(N, dtype=torch.int32), N)
+        yield from ((label, call) for call in launches if "_rows_" in call.kernel.__name__)
     with recorded(vendor) as launches:
-        packed_rows.pack_rows(ProjectedGaussians(1, N, None, radii, means2d, depths, conics, None, depths), N)
-    yield from (("packed rows", call) for call in launches if "_rows_" in call.kernel.__name__)
+        kernels.rank_values(depths)
+    yield from (("depths", call) for call in launches)
 
 
 def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labeled:

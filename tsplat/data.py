@@ -406,12 +406,14 @@ class Limit(NamedTuple):
         element: Index into ``needed``, see :class:`~tsplat.config.Size`.
         capacity: The largest total that fits.
         per_unit: The total is divided by this, rounded up, before it is recorded.
+        is_first: 1 for the first limit of a call, which sets the other elements of ``needed`` to 0; otherwise 0.
     """
 
     needed: Tensor | None
     element: int = 0
     capacity: int = 0
     per_unit: int = 1
+    is_first: int = 0
 
 
 NO_LIMIT = Limit(None)

@@ -46,6 +46,7 @@ def forget() -> None:
     if replay_cache is not None:
         replay_cache.clear_caches()
         arenas._cached_scratch.clear()
+        getattr(arenas, "_shared_zeros", {}).clear()
 
 
 def replaying() -> contextlib.AbstractContextManager[Any]:

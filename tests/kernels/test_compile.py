@@ -91,6 +91,8 @@ SHORT = (
     "sum",
     "sums",
     "rows",
+    "ranks",
+    "scan",
     "ssim",
     "mcmc",
     "adam",

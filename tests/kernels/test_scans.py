@@ -19,6 +19,7 @@ LENGTHS = [1, 17, 1024, 1025, 2600]
 def _short_sections(monkeypatch):
     """Sections of 1,024 elements, of which a program adds 512 at a time, or 16 on a CPU."""
     monkeypatch.setattr(scans, "SECTION", 1024)
+    monkeypatch.setattr(scans, "ONE_PROGRAM_MAX", 1024)
     monkeypatch.setattr(scans, "BLOCK", 512)
 
 
@@ -29,11 +30,12 @@ def check_sums(n, dtype=torch.int32):
     assert found.dtype == dtype and torch.equal(found, sums)
     total = int(sums[-1])
     for capacity, fits in ((total, 1), (total - 1, 0)):
-        bitmasks, needed = torch.arange(n, dtype=torch.int32), torch.zeros(N_NEEDED, dtype=torch.int64)
-        limited = prefix_sums(lengths, limit=Limit(needed, 2, capacity, 4), bitmasks=bitmasks)
-        assert torch.equal(limited, fits * sums.to(torch.int32))
-        assert torch.equal(bitmasks, fits * torch.arange(n, dtype=torch.int32))
-        assert needed.tolist() == [0, 0, -(-total // 4), 0, 0, 1 - fits]
+        for is_first in (0, 1):
+            bitmasks, needed = torch.arange(n, dtype=torch.int32), torch.full((N_NEEDED,), is_first)
+            limited = prefix_sums(lengths, limit=Limit(needed, 2, capacity, 4, is_first), bitmasks=bitmasks)
+            assert torch.equal(limited, fits * sums.to(torch.int32))
+            assert torch.equal(bitmasks, fits * torch.arange(n, dtype=torch.int32))
+            assert needed.tolist() == [0, 0, -(-total // 4), 0, 0, 1 - fits]
 
 
 @pytest.mark.triton
@@ -55,6 +57,13 @@ def test_sums_on_emulated_gpus(target, code):
     with tsplat_emulated(target, code):
         for n in LENGTHS[-2:]:
             check_sums(n)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("n", [1024, 1025, 4096, 4097])
+def test_one_program_sums_up_to_four_sections(n, monkeypatch):
+    monkeypatch.setattr(scans, "ONE_PROGRAM_MAX", 4096)
+    check_sums(n)
 
 
 @pytest.mark.triton

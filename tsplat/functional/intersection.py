@@ -104,7 +104,7 @@ def isect_tiles(
     radii, depths_flat = radii.reshape(-1, 2).to(torch.int32).contiguous(), depths.reshape(-1).contiguous()
     if sort:
         visible_depths = torch.where((radii > 0).all(-1), depths_flat, torch.inf)
-        order = depth_order(visible_depths, image_ids, n_images if segmented else 1)
+        order = depth_order(visible_depths, backend, image_ids, n_images if segmented else 1)
     else:
         order = torch.arange(depths_flat.numel(), device=depths.device)
     screen = ScreenGaussians(

@@ -8,27 +8,15 @@ many rows as the capacity. The packed row of a visible Gaussian is the inclusive
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..config import Size
 from ..data import N_NEEDED, Limit, ProjectedGaussians
 from .device_math import load_tuple, store_tuple
-from .launch import Int, kernel
-from .scans import prefix_sums
+from .launch import Int, is_compiled_for_cpu, kernel
+from .scans import ONE_PROGRAM_MAX, prefix_sums, record_total, sum_range
 
 BLOCK = 256
-
-
-@kernel
-def _visible_rows_kernel(
-    radii,  # [n, 2] int32
-    visible,  # [n] int32, 1 or 0, output
-    n: "Int",
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Marks visible rows, whose radius is not 0. One lane per row."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    radius = tl.load(radii + 2 * index, mask=index < n, other=0)
-    tl.store(visible + index, (radius != 0).to(tl.int32), mask=index < n)
 
 
 @triton.jit
@@ -40,18 +28,33 @@ def _copy(values, packed, WIDTH: tl.constexpr, index, row, mask):
 
 @kernel
 def _pack_rows_kernel(
-    row_counts,  # [n] int32, inclusive prefix sum of visible flags; zeros if the capacity is exceeded
+    visible,  # [n] int32, 1 or 0
+    row_counts,  # [n] int32, inclusive prefix sum of visible flags, zeros if the capacity is exceeded; or None
     projected: "ProjectedGaussians",  # n rows
     packed: "ProjectedGaussians",  # output
+    limit: "Limit",
     n: "Int", n_rows: "Int",
     SHAPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Packs visible Gaussians, then culled ones until there are ``n_rows``. One lane per row before packing."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    before = tl.load(row_counts + index - 1, mask=(index > 0) & (index < n), other=0).to(tl.int64)
-    is_visible = tl.load(row_counts + index, mask=index < n, other=0) > before
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    index = first + tl.arange(0, BLOCK)
+    if row_counts is not None:
+        before = tl.load(row_counts + index - 1, mask=(index > 0) & (index < n), other=0).to(tl.int64)
+        is_visible = tl.load(row_counts + index, mask=index < n, other=0) > before
+        n_visible = tl.load(row_counts + n - 1)
+    else:
+        # Few rows: each program counts all visible ones.
+        flag = tl.load(visible + index, mask=index < n, other=0).to(tl.int64)
+        before_block = sum_range(visible, first * 0, first, BLOCK)
+        n_visible = before_block + sum_range(visible, first, first * 0 + n, BLOCK)
+        record_total(limit, n_visible, first == 0, BLOCK)
+        fits = n_visible <= limit.capacity
+        before = tl.where(fits, before_block + tl.cumsum(flag) - flag, 0)
+        is_visible = fits & (flag != 0)
+        n_visible = tl.where(fits, n_visible, 0)
     # Visible: the number of visible Gaussians before. Culled: all visible ones, plus the culled ones before.
-    row = tl.where(is_visible, before, tl.load(row_counts + n - 1) + index - before)
+    row = tl.where(is_visible, before, n_visible + index - before)
     tl.store(packed.row_of + index, tl.where(is_visible, row, -1).to(tl.int32), mask=index < n)
     mask = (index < n) & (row < n_rows)
     tl.store(packed.dense_ids + row, index, mask=mask)
@@ -64,27 +67,27 @@ def _pack_rows_kernel(
     _copy(projected.normals, packed.normals, 3, index, row, mask)
 
 
-def pack_rows(projected: ProjectedGaussians, capacity: int) -> ProjectedGaussians:
+def pack_rows(projected: ProjectedGaussians, visible: Tensor, capacity: int) -> ProjectedGaussians:
     """Packs the rows of visible Gaussians, followed by culled ones, into min(n, capacity) rows.
 
     If more Gaussians are visible than the capacity, ``needed`` has its overflow flag set, and ``row_of`` is -1.
 
     Args:
         projected: Rows that are not packed.
+        visible: [n] int32, whether each of them is visible, 1 or 0.
     """
-    radii = projected.radii
-    n, device = len(radii), radii.device
+    n, device = len(visible), visible.device
     n_rows = min(n, capacity)
-    visible = torch.empty(n, dtype=torch.int32, device=device)
-    _visible_rows_kernel.launch_elementwise(n, BLOCK, radii=radii, visible=visible, n=n)
-    needed = torch.zeros(N_NEEDED, dtype=torch.int64, device=device)
-    row_counts = prefix_sums(visible, limit=Limit(needed, Size.ROWS, n_rows))
+    needed = (torch.empty if n else torch.zeros)(N_NEEDED, dtype=torch.int64, device=device)
+    limit = Limit(needed, Size.ROWS, n_rows, is_first=1)
+    are_few = n <= ONE_PROGRAM_MAX and not is_compiled_for_cpu(visible)
+    row_counts = None if are_few else prefix_sums(visible, limit=limit)
     packed = projected.map_rows(lambda values: values.new_empty(n_rows, *values.shape[1:]))._replace(
         dense_ids=torch.empty(n_rows, dtype=torch.int64, device=device),
         row_of=torch.empty(n, dtype=torch.int32, device=device),
     )
     _pack_rows_kernel.launch_elementwise(
-        n, BLOCK, row_counts=row_counts, projected=projected, packed=packed, n=n, n_rows=n_rows,
-        SHAPE=projected.shapes.shape[-1],
+        n, BLOCK, visible=visible, row_counts=row_counts, projected=projected, packed=packed, limit=limit, n=n,
+        n_rows=n_rows, SHAPE=projected.shapes.shape[-1],
     )  # fmt: skip
     return packed._replace(needed=needed)

@@ -13,11 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..data import NO_LIMIT, OVERFLOW, Limit
+from ..data import N_NEEDED, NO_LIMIT, OVERFLOW, Limit
 from .launch import CPU_BLOCK, Int, block_size, kernel, programs
 
 SECTION = 2048
 """Elements per program. Each program reads the sums of all sections: 500 for a million Gaussians."""
+
+ONE_PROGRAM_MAX = 4 * SECTION
+"""Number of elements up to which one program sums all, which costs less than a second launch."""
 
 BLOCK = 1024
 """Elements that a program adds at a time on a GPU. At least its number of threads, so that no two share an element."""
@@ -25,17 +28,28 @@ BLOCK = 1024
 WARPS = 8
 """Number of warps of a program on a GPU."""
 
-OVERFLOW_ELEMENT = tl.constexpr(OVERFLOW)
+OVERFLOW_ELEMENT, ELEMENTS = tl.constexpr(OVERFLOW), tl.constexpr(N_NEEDED)
 
 
 @triton.jit
-def _sum(values, first, end, BLOCK: tl.constexpr):
+def sum_range(values, first, end, BLOCK: tl.constexpr):
     """Returns the sum of values[first:end], int64."""
     lane = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.int64)
     for begin in range(first, end, BLOCK):
         total += tl.load(values + begin + lane, mask=begin + lane < end, other=0).to(tl.int64)
     return tl.sum(total)
+
+
+@triton.jit
+def record_total(limit, total, mask, BLOCK: tl.constexpr):
+    """Records a total, int64: needed[element] = max(needed[element], total), and the overflow flag."""
+    lane = tl.arange(0, BLOCK)  # a lane per element
+    mask = mask & (lane < ELEMENTS)
+    old = tl.load(limit.needed + lane, mask=mask & (limit.is_first == 0), other=0)
+    new = tl.where(lane == limit.element, (total + limit.per_unit - 1) // limit.per_unit, 0)
+    new = tl.where(lane == OVERFLOW_ELEMENT, (total > limit.capacity).to(tl.int64), new)
+    tl.store(limit.needed + lane, tl.maximum(old, new), mask=mask)
 
 
 @kernel
@@ -45,23 +59,23 @@ def _prefix_sums_kernel(
     sums,  # [n] int32 or int64, output
     bitmasks,  # [n] int32, updated in place, or None
     limit: "Limit",
-    n: "Int", n_sections: "Int", is_first: "Int",
-    SECTION: tl.constexpr, BLOCK: tl.constexpr,
+    n: "Int", n_sections: "Int", section_size: "Int", is_first: "Int",
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums a section of lengths if ``is_first``, and otherwise writes its prefix sums. One program per section."""
     section = tl.program_id(0).to(tl.int64)
-    first = section * SECTION
-    end = tl.minimum(first + SECTION, n)
+    first = section * section_size
+    end = tl.minimum(first + section_size, n)
     if is_first != 0:
-        tl.store(section_sums + section, _sum(lengths, first, end, BLOCK))
+        tl.store(section_sums + section, sum_range(lengths, first, end, BLOCK))
     else:
         # The sum before the section, and the total.
         before = section * 0
         if n_sections == 1:
-            total = _sum(lengths, first, end, BLOCK)
+            total = sum_range(lengths, first, end, BLOCK)
         else:
-            before = _sum(section_sums, section * 0, section, BLOCK)
-            total = before + _sum(section_sums, section, section * 0 + n_sections, BLOCK)
+            before = sum_range(section_sums, section * 0, section, BLOCK)
+            total = before + sum_range(section_sums, section, section * 0 + n_sections, BLOCK)
         fits = total <= limit.capacity
         lane = tl.arange(0, BLOCK)
         for begin in range(first, end, BLOCK):
@@ -76,13 +90,7 @@ def _prefix_sums_kernel(
             tl.store(sums + index, value.to(sums.dtype.element_ty), mask=index < end)
             before += tl.sum(length)
         if limit.needed is not None:
-            # needed[element] = max(needed[element], total). By one thread: others could read the updated value.
-            first_lane = (lane == 0) & (section == 0)
-            need = (total + limit.per_unit - 1) // limit.per_unit
-            size = limit.needed + limit.element + lane * 0
-            tl.store(size, tl.maximum(need, tl.load(size, mask=first_lane, other=0)), mask=first_lane)
-            overflow = limit.needed + OVERFLOW_ELEMENT + lane * 0
-            tl.store(overflow, 1 + 0 * total, mask=first_lane & (total > limit.capacity))
+            record_total(limit, total, section == 0, BLOCK)
 
 
 def prefix_sums(
@@ -97,7 +105,8 @@ def prefix_sums(
         bitmasks: int32, one per length, set to zero if the capacity is exceeded; or None.
     """
     n, sums = lengths.numel(), torch.empty_like(lengths, dtype=dtype)
-    n_sections = programs(n, SECTION)
+    section_size = ONE_PROGRAM_MAX if n <= ONE_PROGRAM_MAX else SECTION
+    n_sections = programs(n, section_size)
     section_sums = torch.empty(n_sections, dtype=torch.int64, device=lengths.device)
     # One kernel for both launches, so that a later call with more lengths does not compile another kernel.
     for is_first in (1, 0) if n_sections > 1 else (0,):
@@ -110,8 +119,8 @@ def prefix_sums(
             limit=limit,
             n=n,
             n_sections=n_sections,
+            section_size=section_size,
             is_first=is_first,
-            SECTION=SECTION,
             BLOCK=block_size(lengths, BLOCK, CPU_BLOCK),
             num_warps=WARPS,
         )

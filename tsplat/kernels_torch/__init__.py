@@ -8,7 +8,18 @@ from .adam import adam_step
 from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, tile_alphas
 from .feature_gradients import sum_feature_gradients
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
-from .intersection import max_unread_spans, prefix_sums, tile_columns, tile_intersections, tile_lists, tile_rows
+from .intersection import (
+    max_ranked,
+    max_scanned,
+    max_unread_spans,
+    prefix_sums,
+    rank_values,
+    scan_tiles,
+    tile_columns,
+    tile_intersections,
+    tile_lists,
+    tile_rows,
+)
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
@@ -22,12 +33,16 @@ __all__ = [
     "find_valid",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
+    "max_ranked",
+    "max_scanned",
     "max_unread_spans",
     "mcmc_noise",
     "mcmc_regularization",
     "prefix_sums",
     "projection_bwd",
     "projection_fwd",
+    "rank_values",
+    "scan_tiles",
     "spherical_harmonics_bwd",
     "spherical_harmonics_fwd",
     "sum_feature_gradients",

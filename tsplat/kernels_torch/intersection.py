@@ -145,12 +145,34 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
     return flatten_ids[indices], indices.to(torch.int32), isect_offsets
 
 
+def max_ranked(tensor: Tensor) -> int:
+    return 0
+
+
+def rank_values(values: Tensor) -> Tensor:
+    return values.argsort(stable=True)
+
+
+def max_scanned(tensor: Tensor, n_tiles: int) -> int:
+    return 0
+
+
+def scan_tiles(
+    keys: Tensor, flatten_ids: Tensor, n_tiles: int, first_key: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sorted_keys, indices = keys.sort(stable=True)
+    sorted_ids, indices, isect_offsets = tile_lists(sorted_keys, indices, flatten_ids, n_tiles, first_key)
+    return sorted_keys, sorted_ids, indices, isect_offsets
+
+
 def prefix_sums(
     lengths: Tensor, dtype: torch.dtype = torch.int32, limit: Limit = NO_LIMIT, bitmasks: Tensor | None = None
 ) -> Tensor:
     sums = lengths.cumsum(0)
     if limit.needed is not None:
         fits = sums[-1] <= limit.capacity
+        if limit.is_first:
+            limit.needed.zero_()
         limit.needed[limit.element] = (sums[-1] + (limit.per_unit - 1)) // limit.per_unit
         limit.needed[OVERFLOW] |= ~fits
         sums = torch.where(fits, sums, 0)

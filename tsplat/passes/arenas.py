@@ -5,7 +5,6 @@ An arena is one allocation for all internal tensors of a pass. Tensors whose lif
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,9 +32,11 @@ _cached_scratch: list[Tensor] = []
 def acquire_scratch(n_bytes: int, device: torch.device) -> Tensor:
     """Returns an arena of at least `n_bytes` bytes, [n] uint8."""
     if device.type == "cpu":
-        with contextlib.suppress(IndexError):  # the cache is empty: another pass uses the arena
+        try:
             if (memory := _cached_scratch.pop()).numel() >= n_bytes:
                 return memory
+        except IndexError:  # another pass uses the arena
+            pass
     return torch.empty(n_bytes, dtype=torch.uint8, device=device)
 
 
@@ -43,6 +44,20 @@ def release_scratch(memory: Tensor) -> None:
     """Caches the arena of a completed pass. Must not be called after an error: threads may still write to it."""
     if memory.device.type == "cpu" and memory.numel() <= SCRATCH_CACHED_MAX:
         _cached_scratch[:] = [memory]
+
+
+_shared_zeros: dict[tuple[torch.device, int], Tensor] = {}
+"""Device and stream -> memory for :func:`shared_zeros`."""
+
+
+def shared_zeros(n_bytes: int, device: torch.device, stream: int) -> Tensor:
+    """Returns at least `n_bytes` bytes of zeros, [n] uint8, which must not be written, for passes on a stream."""
+    memory = _shared_zeros.get((device, stream))
+    if memory is None or memory.numel() < n_bytes:
+        memory = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+        if not (memory.is_cuda and torch.cuda.is_current_stream_capturing()):  # only the graph would fill it
+            _shared_zeros[device, stream] = memory
+    return memory
 
 
 class View(NamedTuple):
@@ -202,7 +217,7 @@ class Bases:
 
 
 class AllocatedBase(NamedTuple):
-    """A base that a pass allocates as an output."""
+    """A base that a pass allocates as an output, or an incoming gradient."""
 
     base: int
     shape: tuple[int, ...]
@@ -235,12 +250,16 @@ def view_of_output(bases: Bases, tensor: Tensor, outputs: Iterable[AllocatedBase
     return view._replace(is_base=is_base)
 
 
-def tensor_of_view(view: View, bases: Any) -> Tensor:
-    """Returns the tensor of a view: the base if `is_base`, otherwise a new tensor that shares its memory."""
+def tensor_of_view(view: View, bases: Any, n_rows: int | None = None) -> Tensor:
+    """Returns the tensor of a view: the base if `is_base`, otherwise a new tensor that shares its memory.
+
+    With `n_rows`, the tensor has only the first rows.
+    """
     base: Tensor = bases[view.base]
-    if view.is_base:
+    if view.is_base and n_rows is None:
         return base
-    return base.new_empty(0).set_(base.untyped_storage(), view.offset // base.itemsize, view.shape, view.strides)
+    shape = view.shape if n_rows is None else (n_rows, *view.shape[1:])
+    return base.new_empty(0).set_(base.untyped_storage(), view.offset // base.itemsize, shape, view.strides)
 
 
 def add_arena(bases: Bases, lifetimes: Iterable[Lifetime]) -> Arena:

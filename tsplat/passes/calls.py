@@ -1,9 +1,10 @@
 """A replayed call: runs the passes, and connects their results to the inputs by two autograd nodes.
 
-The first node maps inputs to ``means2d``, whose gradient strategies read, and to the carrier. The second node maps
-these, and the inputs that only compositing reads, to images. The *carrier* is a tensor without content. Its gradient,
-an arena, holds the other gradients that the backward pass of images hands over to the backward pass of ``means2d``,
-such as those of conics, opacities and colors of rows.
+The first node maps inputs to ``means2d``, whose gradient strategies read, and to carriers. The second node maps
+``means2d``, the first carrier, and the inputs that only compositing reads, to images. A *carrier* is a tensor without
+content. Its gradient is an arena. That of the first one holds the other gradients that the backward pass of images
+hands over to the backward pass of ``means2d``, such as those of conics, opacities and colors of rows. A second carrier
+is for the rows that images do not depend on, if there are any. It has a gradient only if these rows of ``meta`` do.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..config import Capacities
+from ..config import Size
 from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..stages.capacity import read_async
 from ..stages.meta import Meta
-from .arenas import SPECIALIZED_ALIGNMENT, View, acquire_scratch, release_scratch, tensor_of_view
+from .arenas import (
+    SPECIALIZED_ALIGNMENT,
+    View,
+    acquire_scratch,
+    release_scratch,
+    shared_zeros,
+    tensor_of_view,
+)
 from .replayed_meta import ForwardState, MetaSource, lazy_values
 from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
@@ -47,7 +55,7 @@ class Runner(Protocol):
         self,
         backward_pass: BackwardPass,
         saved: Sequence[Tensor | None],
-        incoming: Sequence[Tensor],
+        incoming: Sequence[Tensor | None],
         state: ForwardState,
     ) -> dict[int, Tensor]: ...
 
@@ -80,7 +88,7 @@ class ReplayRunner:
         self,
         backward_pass: BackwardPass,
         saved: Sequence[Tensor | None],
-        incoming: Sequence[Tensor],
+        incoming: Sequence[Tensor | None],
         state: ForwardState,
     ) -> dict[int, Tensor]:
         """Runs a backward pass.
@@ -88,27 +96,27 @@ class ReplayRunner:
         Args:
             backward_pass: The pass.
             saved: The bases ``backward_pass.saved`` of the forward pass; None for a saved arena that is lent.
-            incoming: The incoming gradients, for the bases ``backward_pass.incoming``.
+            incoming: The incoming gradients, for the bases ``backward_pass.incoming``; None for zeros.
             state: The state of the forward pass.
 
         Returns:
             Bases by number, with at least ``backward_pass.results``.
         """
-        device = self.traced.device
-        outputs = [output.allocate(device) for output in backward_pass.outputs]
-        incoming = [_aligned(v) for v in incoming]
+        device, steps = self.traced.device, backward_pass.steps
+        given = [
+            shared_zeros(n_bytes, device, steps.stream()) if v is None else _aligned(v)
+            for n_bytes, v in zip(backward_pass.incoming.values(), incoming, strict=True)
+        ]
         if state.n_packed is not None and backward_pass is self.traced.means2d_backward:
-            incoming[0] = _with_rows(incoming[0], self.traced.means2d.shape[0])
-        tensors: list[Any] = [*saved, *incoming, *outputs]
-        bases = dict(zip(backward_pass.steps.order, tensors))
-        backward_pass.clear(bases)
+            given[0] = _with_rows(given[0], self.traced.means2d.shape[0])
+        tensors: list[Any] = [*saved, *given, *backward_pass.allocate_outputs(device)]
         size = backward_pass.scratch.size
         if backward_pass.slots is not None and state.read_n_slots is not None:
             size = backward_pass.slots.arena_size(state.read_n_slots())
         scratch = acquire_scratch(size, device)
-        backward_pass.steps.run([*tensors, scratch])
+        steps.run([*tensors, scratch])
         release_scratch(scratch)
-        return bases
+        return dict(zip(steps.order, tensors))
 
 
 class _BackwardContext(NamedTuple):
@@ -123,7 +131,7 @@ class _BackwardContext(NamedTuple):
     state: ForwardState
 
     def run(
-        self, backward_pass: BackwardPass, saved: Sequence[Tensor], incoming: Sequence[Tensor]
+        self, backward_pass: BackwardPass, saved: Sequence[Tensor], incoming: Sequence[Tensor | None]
     ) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`ReplayRunner.backward`. `saved` may have additional tensors at the end."""
         saved = saved[: len(backward_pass.saved)]
@@ -135,7 +143,7 @@ def read_counts(traced: TracedCall, arena: Tensor, *, on_gpu: bool) -> tuple[lis
     if not traced.counts_lists and not traced.is_packed:
         return None, None
     needed = traced.needed.of(arena).tolist() if on_gpu else list(_integers_on_cpu(traced.needed, arena))
-    return needed if traced.counts_lists else None, Capacities(*needed[:-1]).rows if traced.is_packed else None
+    return needed if traced.counts_lists else None, needed[Size.ROWS] if traced.is_packed else None
 
 
 def _integers_on_cpu(view: View, base: Tensor) -> ctypes.Array[ctypes.c_int64]:
@@ -173,61 +181,62 @@ class ReplayedCall:
         """Returns the results of the rendering function."""
         traced, bases = self._runner.traced, self._bases
         images = [None if view is None else tensor_of_view(view, bases) for view in traced.images]
-        view = traced.means2d
-        if self.state.n_packed is not None:
-            view = view._replace(shape=torch.Size([self.state.n_packed, 2]), is_base=False)
-        means2d = tensor_of_view(view, bases)
+        means2d = tensor_of_view(traced.means2d, bases, self.state.n_packed)
         gradient_2dgs = None
         if traced.gradient_2dgs is not None:
             gradient_2dgs = torch.zeros_like(means2d, requires_grad=bool(traced.differentiable))
-        carrier = None
+        carriers: list[Tensor] = []
         if traced.differentiable:
-            means2d, carrier = self._connect(images, means2d, gradient_2dgs)
+            means2d, *carriers = self._connect(images, means2d, gradient_2dgs)
         values = {**traced.meta_constants, "means2d": means2d}
         if gradient_2dgs is not None:
             values["gradient_2dgs"] = gradient_2dgs
         for name, i in traced.in_meta.items():
             values[name] = images[i]
         meta_bases = {i: bases[i] for i in traced.meta_bases}
-        source = MetaSource(traced, meta_bases, self.state, carrier)
+        source = MetaSource(traced, meta_bases, self.state, carriers)
         return *images[: traced.n_images], Meta(values, lazy_values(traced), source, traced.meta_keys)
 
-    def _connect(
-        self, images: list[Tensor | None], means2d: Tensor, gradient_2dgs: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Connects images, in place, to the inputs by autograd nodes. Returns ``means2d``, and the carrier or None."""
+    def _connect(self, images: list[Tensor | None], means2d: Tensor, gradient_2dgs: Tensor | None) -> list[Tensor]:
+        """Connects images, in place, to the inputs by autograd nodes. Returns ``means2d`` and the carriers."""
         traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, gradient_2dgs]
         context = _BackwardContext(self._runner, self.state)
         links: list[Tensor | None] = []
-        carrier = None
+        carriers: list[Tensor] = []
         if traced.means2d_backward is not None:
             means2d_inputs = [inputs[i] for i in traced.means2d_backward.inputs]
             saved = [bases[i] for i in traced.means2d_backward.saved]
-            means2d, carrier = apply(_ToMeans2d, context, [means2d], saved, *means2d_inputs)
-            links = [means2d, carrier]
+            means2d, *carriers = apply(_ToMeans2d, context, [means2d], saved, *means2d_inputs)
+            links = [means2d, carriers[0]]
         links += [None if i == ABSGRAD else inputs[i] for i in traced.images_backward.inputs]
         roots = [images[i] for i in traced.differentiable]
         saved = [bases[i] for i in traced.images_backward.saved]
         for i, image in zip(traced.differentiable, apply(_ToImages, context, roots, saved, means2d, *links)):
             images[i] = image
-        return means2d, carrier
+        return [means2d, *carriers]
 
 
 class _ToMeans2d(torch.autograd.Function):
-    """The autograd node from inputs to ``means2d`` and the carrier."""
+    """The autograd node from inputs to ``means2d`` and the carriers."""
 
     @staticmethod
     def forward(
         ctx: Any, context: _BackwardContext, outputs: list[Tensor], saved: list[Tensor], *inputs: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*saved, *inputs)  # inputs are not read: see ``once_differentiable``
         ctx.context, traced = context, context.runner.traced
         ctx.set_materialize_grads(False)
-        return outputs[0], traced.zero.expand(traced.v_carrier.shape)
+        return outputs[0], *[traced.zero.expand(v_carrier.shape) for v_carrier in traced.v_carriers]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, saved: tuple[Tensor, ...], v_means2d: Tensor | None, v_carrier: Tensor | None) -> Gradients:
+    def backward(
+        ctx: Any,
+        saved: tuple[Tensor, ...],
+        v_means2d: Tensor | None,
+        v_carrier: Tensor | None,
+        *v_others: Tensor | None,
+    ) -> Gradients:
         context: _BackwardContext = ctx.context
         traced = context.runner.traced
         assert traced.means2d_backward is not None and traced.v_means2d is not None
@@ -235,13 +244,13 @@ class _ToMeans2d(torch.autograd.Function):
         if v_means2d is None:
             v_means2d = context.state.rows(v_means2d_output.zeros(traced.device))
         if v_carrier is None:
-            v_carrier = traced.v_carrier.zeros(traced.device)
-        results = context.run(traced.means2d_backward, saved, (v_means2d, v_carrier))
+            v_carrier = traced.v_carriers[0].zeros(traced.device)
+        results = context.run(traced.means2d_backward, saved, (v_means2d, v_carrier, *v_others))
         return None, None, None, *_gradients(traced.means2d_backward, results, traced.handed_over)
 
 
 class _ToImages(torch.autograd.Function):
-    """The autograd node from ``means2d``, the carrier, and inputs that only compositing reads, to images."""
+    """The autograd node from ``means2d``, the first carrier, and inputs that only compositing reads, to images."""
 
     @staticmethod
     def forward(
@@ -264,15 +273,14 @@ class _ToImages(torch.autograd.Function):
         context: _BackwardContext = ctx.context
         traced = context.runner.traced
         backward_pass = traced.images_backward
-        images = zip(traced.v_images, traced.v_views, v, strict=True)
         incoming = [
-            o.zeros(traced.device) if v_image is None else _flat_with_strides(v_image, view)
-            for o, view, v_image in images
+            None if v_image is None else _flat_with_strides(v_image, view)
+            for view, v_image in zip(traced.v_views, v, strict=True)
         ]
         results = context.run(backward_pass, saved, incoming)
         v_links: list[Tensor | None] = []
         if traced.v_means2d is not None:
-            (v_means2d, is_needed), v_carrier = traced.v_means2d, traced.v_carrier
+            (v_means2d, is_needed), v_carrier = traced.v_means2d, traced.v_carriers[0]
             v_links = [context.state.rows(results[v_means2d.base]) if is_needed else None, results[v_carrier.base]]
         for i, gradient in zip(backward_pass.inputs, _gradients(backward_pass, results, traced.handed_over)):
             if i == ABSGRAD:

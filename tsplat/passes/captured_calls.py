@@ -45,7 +45,8 @@ class GraphRunner:
             memory = {
                 i: t.detach() if stays else copy_with_layout(t) for i, (t, stays) in enumerate(zip(tensors, in_place))
             }
-            outputs = [*traced.outputs, *traced.v_images, *(output for each in passes for output in each.outputs)]
+            incoming = [*traced.v_images, *traced.v_carriers[1:]]
+            outputs = [*traced.outputs, *incoming, *(output for each in passes for output in each.outputs)]
             memory |= {output.base: output.allocate(traced.device) for output in outputs}
             memory[traced.saved_arena.base] = torch.empty(
                 traced.saved_arena.size, dtype=torch.uint8, device=traced.device
@@ -56,7 +57,8 @@ class GraphRunner:
             self._forward = _capture(recorder, memory, traced.forward)
             if traced.differentiable:
                 # Both backward passes in one graph: usually, no hook changes the gradients between them.
-                self._of_images = _capture(recorder, memory, [each.steps for each in passes], traced.images_backward)
+                zeros = [memory[v_carrier.base] for v_carrier in traced.v_carriers[1:]]
+                self._of_images = _capture(recorder, memory, [each.steps for each in passes], zeros)
             if len(passes) > 1:
                 self._of_means2d = _capture(recorder, memory, [passes[1].steps])
         self._results = [base for each in passes for base in each.results]
@@ -84,7 +86,7 @@ class GraphRunner:
         self,
         backward_pass: BackwardPass,
         _saved: Sequence[Tensor | None],
-        incoming: Sequence[Tensor],
+        incoming: Sequence[Tensor | None],
         state: ForwardState,
     ) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`.ReplayRunner.backward`."""
@@ -103,7 +105,11 @@ class GraphRunner:
             targets = [self._memory[base] for base in backward_pass.incoming]
             if is_second:
                 targets[0] = state.rows(targets[0])  # the memory of means2d has as many rows as the capacity
-            torch._foreach_copy_(targets, list(incoming))
+            for target, v in zip(targets, incoming, strict=True):
+                if v is None:
+                    target.zero_()
+            if given := [(target, v) for target, v in zip(targets, incoming) if v is not None]:
+                torch._foreach_copy_([target for target, _ in given], [v for _, v in given])
             (self._of_means2d if is_second else self._of_images)()
             bases = backward_pass.results if is_second else self._results
             results = dict(zip(bases, _copies([self._memory[base] for base in bases])))
@@ -132,26 +138,27 @@ class _PrecomputedBackward:
         self.results, self._lent = results, weakref.ref(lent)
         self._versions = {base: tensor._version for base, tensor in results.items()}
 
-    def fits(self, lent: LentArena, backward_pass: BackwardPass, incoming: Sequence[Tensor]) -> bool:
+    def fits(self, lent: LentArena, backward_pass: BackwardPass, incoming: Sequence[Tensor | None]) -> bool:
         """Returns whether the incoming gradients of the second pass are the unchanged results of the first."""
         return self._lent() is lent and all(
-            tensor.data_ptr() == self.results[base].data_ptr() and tensor._version == self._versions[base]
-            for base, tensor in zip(backward_pass.incoming, incoming)
-        )
+            v is None if base not in self.results
+            else v is not None and v.data_ptr() == self.results[base].data_ptr() and v._version == self._versions[base]
+            for base, v in zip(backward_pass.incoming, incoming)
+        )  # fmt: skip
 
 
 def _capture(
     recorder: GraphRecorder,
     memory: dict[int, Tensor],
     passes: Sequence[Pass],
-    backward_pass: BackwardPass | None = None,
+    zeros: Sequence[Tensor] = (),
 ) -> Callable[[], None]:
-    """Captures passes in a graph. Returns a function that replays it. The first pass may be `backward_pass`."""
+    """Captures passes in a graph, which first fills `zeros` with zeros. Returns a function that replays it."""
     steps = [each.bind([memory[base] for base in each.order]) for each in passes]
 
     def run() -> None:
-        if backward_pass is not None:
-            backward_pass.clear(memory)
+        for tensor in zeros:
+            tensor.zero_()
         for step in steps:
             step()
 

@@ -40,10 +40,9 @@ def specializations(tensors: Sequence[Tensor]) -> list[Any] | None:
     vendor = launch.vendor(tensors[0])
     if vendor == "none":
         return []
-    from ..gpu_driver import are_launches_hooked
-
-    gpu = launch.current_gpu(tensors[0])
-    if gpu is None or are_launches_hooked() or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+    gpu, driver = launch.current_gpu(tensors[0]), sys.modules.get("tsplat.gpu_driver")  # not imported before a launch
+    is_hooked = driver is not None and driver.are_launches_hooked()
+    if gpu is None or is_hooked or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     # The emulator of GPUs uses CPU tensors.
     key = [vendor, gpu, *[t.data_ptr() % SPECIALIZED_ALIGNMENT for t in tensors]]
@@ -69,6 +68,10 @@ class Pass:
         bases: The locations of their tensors.
         order: The numbers of the bases, in the order in which :meth:`run` takes them.
         on_gpu: Whether kernels run on a real or emulated GPU.
+
+    Attributes:
+        order: As given.
+        stream: Returns the current stream, 0 on a CPU.
     """
 
     def __init__(self, steps: Sequence[Step], bases: Bases, order: Sequence[int], *, on_gpu: bool) -> None:
@@ -76,7 +79,7 @@ class Pass:
         self._bases, self._indices = bases, {base: i for i, base in enumerate(order)}
         self._other_steps: list[Bind] = []
         self._launches: list[list[tuple[Any, int, int]]] = [[]]  # before, between and after the other steps
-        self._stream: Callable[[], int] = int  # 0
+        self.stream: Callable[[], int] = int  # 0
         self._free_buffers: list[_ArgumentBuffer] = []
         self._array_bases: set[int] = set()
         self._has_float_operators = False
@@ -89,7 +92,7 @@ class Pass:
                     words += arguments
                     relocations += relocated_by
                     if on_gpu:
-                        self._stream = step.run.stream
+                        self.stream = step.run.stream
             elif not isinstance(step, Zeros) or step.tensor.shape.numel():
                 self._other_steps.append(self._other_step(step, on_gpu=on_gpu))
                 self._launches.append([])
@@ -118,7 +121,7 @@ class Pass:
                 buffer = _ArgumentBuffer(len(self._words), self._launches)
                 addresses, other_steps = self._addresses(buffer, bases), self._bind(bases)
             else:
-                addresses[STREAM] = self._stream()
+                addresses[STREAM] = self.stream()
             self._relocate(buffer, addresses)
             if not self._do(buffer, lambda: other_steps):
                 bound.append((buffer, addresses, other_steps))
@@ -127,11 +130,11 @@ class Pass:
 
     def _addresses(self, buffer: _ArgumentBuffer, bases: Sequence[Tensor]) -> Any:
         """Returns the summands of relocations, int64: 0, buffer, stream, and bases."""
-        return np.array([0, buffer.address, self._stream(), *map(Tensor.data_ptr, bases)], np.int64)
+        return np.array([0, buffer.address, self.stream(), *map(Tensor.data_ptr, bases)], np.int64)
 
     def _relocate(self, buffer: _ArgumentBuffer, addresses: Any) -> None:
         """Fills the buffer with relocated arguments. Launches may have changed it."""
-        np.add(addresses[self._relocations], self._words, out=buffer.words)
+        np.add(addresses.take(self._relocations), self._words, out=buffer.words)  # take is faster than indexing
 
     def _bind(self, bases: Sequence[Tensor]) -> list[Run]:
         """Binds the steps that are not launches to the bases of a call."""

@@ -15,7 +15,7 @@ from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..runtime.bundles import map_tree
 from ..stages.intersection import trim_to_count
 from ..stages.meta import LAZY, MetaInputs
-from .arenas import View
+from .arenas import AllocatedBase, View
 from .traced_calls import TracedCall
 
 
@@ -66,13 +66,13 @@ class MetaSource(NamedTuple):
         traced: The traced call.
         bases: The bases of the forward pass that ``meta`` reads, by number.
         state: See :class:`ForwardState`.
-        carrier: See `calls`; None without gradients.
+        carriers: See `calls`; empty without gradients.
     """
 
     traced: TracedCall
     bases: dict[int, Any]
     state: ForwardState
-    carrier: Tensor | None
+    carriers: list[Tensor]
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
@@ -91,8 +91,9 @@ def _row(name: str, source: MetaSource) -> Tensor:
     traced = source.traced
     # A copy: a view would keep the whole arena alive, and changes to it would affect the backward pass.
     value = source.state.rows(source.tensor(traced.rows[name])).clone()
-    if name in traced.v_row and source.carrier is not None:
-        row: Tensor = apply(_Row, traced, name, source.state, value, source.carrier)
+    if name in traced.v_row and source.carriers:
+        i = [v_carrier.base for v_carrier in traced.v_carriers].index(traced.v_row[name].base)
+        row: Tensor = apply(_Row, traced.v_carriers[i], traced.v_row[name], source.state, value, source.carriers[i])
         return row
     return value
 
@@ -131,20 +132,19 @@ class _ReplayedIntersections:
 
 
 class _Row(torch.autograd.Function):
-    """The autograd node of a value of ``meta``, whose gradient is a part of that of the carrier."""
+    """The autograd node of a value of ``meta``, whose gradient is a part of that of a carrier."""
 
     @staticmethod
     def forward(
-        ctx: Any, traced: TracedCall, name: str, state: ForwardState, value: Tensor, _carrier: Tensor
+        ctx: Any, v_carrier: AllocatedBase, view: View, state: ForwardState, value: Tensor, _carrier: Tensor
     ) -> Tensor:
-        ctx.traced, ctx.name, ctx.state = traced, name, state
+        ctx.v_carrier, ctx.view, ctx.state = v_carrier, view, state
         return value.view_as(value)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Tensor, ...], v: Tensor) -> Gradients:
-        v_carrier = ctx.traced.v_carrier.zeros(v.device)
-        view: View = ctx.traced.v_row[ctx.name]
-        target = ctx.state.rows(view.of(v_carrier))
+        v_carrier = ctx.v_carrier.zeros(v.device)
+        target = ctx.state.rows(ctx.view.of(v_carrier))
         target.copy_(v.reshape(target.shape))
         return None, None, None, None, v_carrier

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -65,22 +66,22 @@ class BackwardPass(NamedTuple):
             ``gradient_2dgs``, and ``ABSGRAD`` for absgrad.
         gradients: The view of each of these gradients; None if images do not depend on the input.
         outputs: The bases that it allocates: gradients, and data for the other backward pass.
-        zeroed: The output that must start with zeros, and the number of zeros; or None.
         scratch: The arena of internal tensors.
         slots: The slots of compositing at the tail of ``scratch``; or None.
         saved: The bases of the forward pass that it reads.
-        incoming: The bases of the incoming gradients.
+        incoming: The bases of the incoming gradients -> their sizes in bytes.
+        carrier: The output that is the gradient of the carrier, see `calls`; or None.
     """
 
     steps: Pass
     inputs: list[int]
     gradients: list[View | None]
     outputs: list[AllocatedBase]
-    zeroed: tuple[int, int] | None
     scratch: Arena
     slots: ArenaSlots | None
     saved: list[int]
-    incoming: list[int]
+    incoming: dict[int, int]
+    carrier: AllocatedBase | None
 
     @property
     def results(self) -> list[int]:
@@ -88,14 +89,12 @@ class BackwardPass(NamedTuple):
         outputs = [output.base for output in self.outputs]
         return list(dict.fromkeys(outputs + [view.base for view in self.gradients if view is not None]))
 
-    def clear(self, bases: dict[int, Tensor]) -> None:
-        """Zeroes the elements of outputs that must be zero, see ``zeroed``."""
-        if self.zeroed is not None:
-            base, n = self.zeroed
-            if torch.is_anomaly_enabled():  # it checks all elements for NaN
-                bases[base].zero_()
-            elif n:
-                bases[base][:n].zero_()
+    def allocate_outputs(self, device: torch.device) -> list[Tensor]:
+        """Allocates the bases of ``outputs``."""
+        outputs = [output.allocate(device) for output in self.outputs]
+        if self.carrier is not None and torch.is_anomaly_enabled():  # it checks all elements for NaN, also unused ones
+            outputs[self.outputs.index(self.carrier)].zero_()
+        return outputs
 
 
 class _ForwardTrace(NamedTuple):
@@ -302,10 +301,10 @@ class TracedCall:
         means2d_backward: The backward pass from ``means2d`` to the other inputs; None if none depends on ``means2d``.
         v_images, v_views: The bases of the gradients of images; and their views, or None for C order.
         v_means2d: The base of the gradient of ``means2d``, and whether images depend on ``means2d``; or None.
-        v_carrier: The base of the gradient of the carrier, see `calls`: an arena of the dtype of ``means2d``.
-        handed_over: The bases of the gradients of ``means2d`` and of the carrier, or none.
-        v_row: Key of ``meta`` -> view of its gradient in ``v_carrier``.
-        zero: The carrier before it is expanded. Its value does not matter.
+        v_carriers: The bases of the gradients of carriers, see `calls`: arenas of the dtype of ``means2d``.
+        handed_over: The bases of the gradients of ``means2d`` and of carriers, or none.
+        v_row: Key of ``meta`` -> view of its gradient in one of ``v_carriers``.
+        zero: A carrier before it is expanded. Its value does not matter.
     """
 
     def __init__(
@@ -393,13 +392,16 @@ class TracedCall:
         handed_over = [life for storage, life in of_first.items() if storage in of_second]
         if any(life.size % dtype.itemsize for life in handed_over):
             raise UnsupportedError("a tensor between the two backward passes does not have the dtype of means2d")
-        v_carrier, size, n_zeros = _arena_after_zeros(bases, zeros, handed_over)
-        self.v_carrier = AllocatedBase(v_carrier, (max(size // dtype.itemsize, 1),), (1,), dtype)
-        self.handed_over = [] if self.v_means2d is None else [self.v_means2d[0].base, v_carrier]
+        self.v_carriers = [_add_carrier(bases, handed_over, dtype)]
+        if zeros:
+            of_zeros = [Lifetime(t.storage, t.size, 0, FOREVER) for t in map(TracedTensor.of, zeros)]
+            self.v_carriers.append(_add_carrier(bases, of_zeros, dtype))
+        v_outputs = [] if self.v_means2d is None else [self.v_means2d[0], *self.v_carriers]
+        self.handed_over = {base.base for base in v_outputs}
         self.v_row = {
             name: bases.view(backward.v_rows[row]) for name, row in ROW_FIELDS.items() if row in backward.v_rows
         }
-        if any(view.base != v_carrier for view in self.v_row.values()):
+        if not {view.base for view in self.v_row.values()} <= {v_carrier.base for v_carrier in self.v_carriers}:
             raise UnsupportedError("the gradient of a row is not passed to the second backward pass")
         self.zero = torch.zeros(1, dtype=dtype, device=forward.values["means2d"].device)
         passes = []
@@ -412,20 +414,23 @@ class TracedCall:
             outputs = [
                 add_output(bases, g) for g in gradients.values() if g is not None and not bases.has(storage_of(g))
             ]
-            zeroed = None
+            v_carrier = None
             if self.v_means2d is not None and not is_second:
-                outputs += [self.v_means2d[0], self.v_carrier]
-                zeroed = v_carrier, n_zeros // dtype.itemsize
+                v_carrier = self.v_carriers[0]
+                outputs += [self.v_means2d[0], v_carrier]
             inside = [life for storage, life in lifetimes.items() if not bases.has(storage)]
             scratch, slots = _add_scratch(bases, inside, call.slot_usage)
             views = [None if g is None else view_of_output(bases, g, outputs) for g in gradients.values()]
             used = {bases.view(tensor).base for step in steps for tensor in tensors_of(step)}
             saved = sorted(base for base in used if base < n_forward)
-            incoming = self.handed_over if is_second else [output.base for output in self.v_images]
+            incoming = {
+                base: math.prod(shape) * dtype.itemsize
+                for base, shape, _, dtype in (v_outputs if is_second else self.v_images)
+            }
             order = [*saved, *incoming, *(output.base for output in outputs), scratch.base]
             replayed = Pass(steps, bases, order, on_gpu=self.on_gpu)
             passes.append(
-                BackwardPass(replayed, list(gradients), views, outputs, zeroed, scratch, slots, saved, incoming)
+                BackwardPass(replayed, list(gradients), views, outputs, scratch, slots, saved, incoming, v_carrier)
             )
         self.images_backward, self.means2d_backward = passes[0], None if v_means2d is None else passes[1]
 
@@ -443,21 +448,13 @@ def _add_scratch(
     return Arena(arena.base, slots.arena_size(-(-tail.size // slot_size))), slots
 
 
-def _arena_after_zeros(bases: Bases, zeros: list[Tensor], handed_over: list[Lifetime]) -> tuple[int, int, int]:
-    """Adds a base that starts with tensors of zeros, followed by the storages that are handed over.
-
-    Returns its number, its size, and the size of the zeros, in bytes.
-    """
-    base, begin = bases.add(), 0
-    sizes: list[int] = []
-    of_zeros = [Lifetime(traced.storage, traced.size, 0, FOREVER) for traced in map(TracedTensor.of, zeros)]
-    for lifetimes in (of_zeros, handed_over):
-        offsets, size = assign_offsets([life._replace(first=0, last=FOREVER) for life in lifetimes])
-        for storage, offset in offsets.items():
-            bases.place(base, storage, begin + offset)
-        begin += size
-        sizes.append(size)
-    return base, sum(sizes), sizes[0]
+def _add_carrier(bases: Bases, storages: list[Lifetime], dtype: torch.dtype) -> AllocatedBase:
+    """Adds the base of the gradient of a carrier, with storages."""
+    base = bases.add()
+    offsets, size = assign_offsets([life._replace(first=0, last=FOREVER) for life in storages])
+    for storage, offset in offsets.items():
+        bases.place(base, storage, offset)
+    return AllocatedBase(base, (max(size // dtype.itemsize, 1),), (1,), dtype)
 
 
 def _with_own_storages(arguments: dict[str, Any], enabled: bool) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def intersect(
             projected.radii,
             None if settings.boxes else projected.shapes if periods is None else projected.shapes[:, :3].contiguous(),
             None if settings.boxes else projected.opacities,
-            depth_order(projected.depths, image_ids, n_segments),
+            depth_order(projected.depths, settings.backend, image_ids, n_segments),
             image_ids,
             periods,
         )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import Capacities, Size
+from ..config import Backend, Capacities, Size
 from ..data import N_NEEDED, GaussianMajor, Intersections, IntersectionSettings, Limit, ScreenGaussians, Spans, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
 from ..runtime.backend import launchers
@@ -32,15 +32,20 @@ COMPARED_MAX = 1000
 """Number of values up to which a comparison sort is the fastest."""
 
 
-def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int = 1) -> Tensor:
+def depth_order(depths: Tensor, backend: Backend, image_ids: Tensor | None = None, n_segments: int = 1) -> Tensor:
     """Sorts rows front to back, and by row for equal depths. Returns row indices [nnz] int64.
 
     Args:
         depths: [nnz].
+        backend: The backend that ranks few depths.
         image_ids: [nnz] int64; None if rows are [n_segments, N].
         n_segments: The number of images, to sort the rows of each image separately; or 1.
     """
     if n_segments <= 1:
+        kernels = launchers(depths.device, backend)
+        if 0 < depths.numel() <= kernels.max_ranked(depths):
+            order: Tensor = kernels.rank_values(depths)
+            return order
         return stable_argsort(depths)
     if image_ids is None:
         by_image = depths.view(n_segments, -1)
@@ -57,17 +62,16 @@ def find_spans(
     band: Band,
     settings: IntersectionSettings,
     budget: MemoryBudget | None = None,
-    capacities: Capacities | None = None,
-    needed: Tensor | None = None,
+    limits: tuple[Limit, Limit] | None = None,
     read_n_intersections: Callable[[Tensor, int], int] | None = None,
 ) -> Spans:
     """Finds the spans of a band: the runs of tiles that each Gaussian intersects in each tile row.
 
-    Without capacities, waits for the number of intersections, and for the number of spans unless it is small. With
-    capacities, does not wait: lists have the sizes of the capacities, and are empty if one is exceeded.
+    Without limits, waits for the number of intersections, and for the number of spans unless it is small. With limits,
+    does not wait: lists have the sizes of the capacities, and are empty if one is exceeded.
 
     Args:
-        capacities, needed: See :class:`Intersections`; or None.
+        limits: The limits of spans and of intersections; or None.
         read_n_intersections: Reads the number of intersections [] from the device, given the number of spans; None for
             ``int``.
 
@@ -83,20 +87,21 @@ def find_spans(
         )
     kernels = launchers(screen.means2d.device, settings.backend)
 
-    def prefix_sum(counts: Tensor, bound: int, element: int) -> tuple[Tensor, Tensor]:
+    def prefix_sum(counts: Tensor, bound: int, limit: Limit | None) -> tuple[Tensor, Tensor]:
         """Returns the prefix sum [1 + n] int32 of counts, which begin with 0, and the total, at most `bound`."""
-        if capacities is not None:
-            sums = kernels.prefix_sums(counts, limit=Limit(needed, element, capacities[element]))
+        if limit is not None:
+            sums = kernels.prefix_sums(counts, limit=limit)
             return sums, sums[-1]
         sums = kernels.prefix_sums(counts, torch.int32 if bound <= INDEX_MAX else torch.int64)
         return sums.to(torch.int32), sums[-1]
 
+    of_spans, of_intersections = limits or (None, None)
     rows, first_tile_rows, n_tile_rows = kernels.tile_rows(screen, grid, band, settings)
     spans_bound = n_rows * min(grid.tile_height, band[1] - band[0])
-    span_starts, total = prefix_sum(n_tile_rows, spans_bound, Size.SPANS)
+    span_starts, total = prefix_sum(n_tile_rows, spans_bound, of_spans)
     unread_max = kernels.max_unread_spans(screen.depth_order) if budget is None or budget.limit is None else 0
-    if capacities is not None:
-        n_spans = capacities.spans
+    if of_spans is not None:
+        n_spans = of_spans.capacity
     elif spans_bound <= unread_max:
         n_spans = spans_bound
     else:
@@ -105,9 +110,9 @@ def find_spans(
     positions, first_columns, n_columns = kernels.tile_columns(
         screen, grid, rows, first_tile_rows, span_starts, n_spans, settings
     )
-    isect_starts, total = prefix_sum(n_columns, n_spans * grid.tile_width, Size.INTERSECTIONS)
-    if capacities is not None:
-        n_intersections = capacities.intersections
+    isect_starts, total = prefix_sum(n_columns, n_spans * grid.tile_width, of_intersections)
+    if of_intersections is not None:
+        n_intersections = of_intersections.capacity
     elif read_n_intersections is None:
         n_intersections = int(total)
     else:
@@ -139,10 +144,15 @@ def list_with_capacities(
         budget.admit(capacities.spans, max(capacities.intersections, capacities.entries))
     except OverBudgetError as error:
         raise MemoryBudgetError(f"capacity: {error}; pass a smaller capacity, or None to render in bands") from None
+    is_first = int(needed is None)
     if needed is None:
-        needed = torch.zeros(N_NEEDED, dtype=torch.int64, device=screen.depth_order.device)
+        needed = torch.empty(N_NEEDED, dtype=torch.int64, device=screen.depth_order.device)
+    limits = (
+        Limit(needed, Size.SPANS, capacities.spans, is_first=is_first),
+        Limit(needed, Size.INTERSECTIONS, capacities.intersections),
+    )
     band = (0, grid.n_tile_rows)
-    spans = find_spans(screen, grid, band, settings, budget, capacities, needed)
+    spans = find_spans(screen, grid, band, settings, budget, limits)
     return list_intersections(screen, grid, band, spans, settings)._replace(capacities=capacities, needed=needed)
 
 
@@ -173,12 +183,14 @@ def list_intersections(
     key_bias = first_tile + (2**15 if short else 0)
     key_dtype = torch.int16 if short else torch.int32
     kernels = launchers(screen.means2d.device, settings.backend)
-    last_key = first_tile + n_tiles - key_bias
-    keys, flatten_ids = kernels.tile_intersections(screen, grid, spans, key_dtype, key_bias, last_key)
-    if sort:
+    first_key = first_tile - key_bias
+    keys, flatten_ids = kernels.tile_intersections(screen, grid, spans, key_dtype, key_bias, first_key + n_tiles)
+    if sort and not settings.segmented and 0 < keys.numel() <= kernels.max_scanned(keys, n_tiles):
+        keys, flatten_ids, unsorted_indices, isect_offsets = kernels.scan_tiles(keys, flatten_ids, n_tiles, first_key)
+    elif sort:
         keys, indices = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
         flatten_ids, unsorted_indices, isect_offsets = kernels.tile_lists(
-            keys, indices, flatten_ids, n_tiles, first_tile - key_bias
+            keys, indices, flatten_ids, n_tiles, first_key
         )
     else:
         unsorted_indices = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)

@@ -268,10 +268,7 @@ def list_parts(records: Tensor, band: BandTask, n_features: int, has_walk_ends: 
         chunks["chunk_starts"], chunks["chunk_lists"] = chunk_starts, chunk_starts.new_empty(n_chunks)
         chunks["chunk_transmittances"] = records.new_empty(n_chunks, pixels)
         chunks["chunk_colors"] = records.new_empty(n_chunks, n_features, pixels)
-    walk_ends = None
-    if has_walk_ends:
-        # Elements beyond the last intersection have a tile beyond the last one. Its walk end is read but not used.
-        walk_ends = offsets.new_empty(n_lists) if capacities is None else torch.zeros_like(offsets)[:-1]
+    walk_ends = offsets.new_empty(n_lists) if has_walk_ends else None
     lists = PartLists(n_entries, None, offsets, bitmasks, bit_counts, walk_ends, **chunks, launch_order=launch_order)
     return lists._replace(ids=_list_rows(lists, intersections, offsets_known=offsets_known))
 

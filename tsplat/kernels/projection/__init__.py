@@ -54,7 +54,7 @@ def _projection_fwd_kernel(
     gaussians: "Gaussians3D",
     cameras: "Cameras",
     projected: "ProjectedGaussians",  # output, except dense_ids; only row_of in the launch that finds visible rows
-    visible_out,  # [B, C, N] int8, output, or None
+    visible_out,  # [B, C, N] int8 or int32, output, or None
     n_rows: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
     PROJECTOR: tl.constexpr, CONSTANTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -93,7 +93,8 @@ def _projection_fwd_kernel(
     visible = visible & (mean2d[1] + radius_y > 0.0) & (mean2d[1] - radius_y < height)
 
     if visible_out is not None:
-        tl.store(visible_out + row, visible.to(tl.int8), mask=mask)
+        tl.store(visible_out + row, visible.to(visible_out.dtype.element_ty), mask=mask)
+    if projected.radii is None:
         tl.store(projected.row_of + row, tl.full([BLOCK], -1, tl.int32), mask=mask)
     else:
         tl.store(projected.radii + row * 2, tl.where(visible, radius_x, 0.0).to(tl.int32), mask=mask)
@@ -240,7 +241,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         "PROJECTOR": projector,
         "CONSTANTS": Constants.of(settings, cameras),
     }
-    dense_ids = row_of = None
+    dense_ids = row_of = visible = None
     if settings.packed and settings.row_capacity is None:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
         row_of = torch.empty(n_rows, dtype=torch.int32, device=means.device)
@@ -248,8 +249,10 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         _projection_fwd_kernel.launch_elementwise(
             n_rows, BLOCK, projected=rows, visible_out=visible, n_rows=n_rows, **arguments
         )
-        dense_ids = indices_of(visible)
+        dense_ids, visible = indices_of(visible), None
         n_rows = dense_ids.numel()
+    elif settings.packed:
+        visible = torch.empty(n_rows, dtype=torch.int32, device=means.device)
     projected = ProjectedGaussians(
         n_cameras=n_cameras,
         n_gaussians=n_gaussians,
@@ -264,10 +267,10 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         normals=means.new_empty(n_rows, 3) if settings.surfels else None,
     )
     _projection_fwd_kernel.launch_elementwise(
-        n_rows, BLOCK, projected=projected, visible_out=None, n_rows=n_rows, **arguments
+        n_rows, BLOCK, projected=projected, visible_out=visible, n_rows=n_rows, **arguments
     )
-    if settings.packed and settings.row_capacity is not None:
-        return pack_rows(projected, settings.row_capacity)
+    if visible is not None and settings.row_capacity is not None:
+        return pack_rows(projected, visible, settings.row_capacity)
     return projected
 
 

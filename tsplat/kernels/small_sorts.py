@@ -1,0 +1,136 @@
+"""Sorts of few values on a GPU, each by one launch. PyTorch's sort has several, and takes longer in Python.
+
+The place of a value is the number of values that precede it. All places are found at once, by comparisons with all
+values, so that many programs work on few values. Sorts are stable: equal values keep their order.
+"""
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from .launch import Int, block_size, is_compiled_for_cpu, kernel
+
+RANK_BLOCK, COLUMNS = 32, 256
+"""Values per program of ``_ranks_kernel``, and number of values that they are compared with at a time."""
+
+WARPS = 8
+"""Number of warps of a program."""
+
+RANKED_MAX = 4096
+"""Number of values up to which each is compared with all others."""
+
+SCAN_BLOCK = 2048
+"""Keys that a program of ``_scan_tiles_kernel`` reads at a time."""
+
+SCANNED_MAX = 8192
+"""Number of keys up to which a program per tile reads all keys."""
+
+SCANNED_TILES_MAX = 1024
+"""Number of tiles up to which they do."""
+
+
+@kernel
+def _ranks_kernel(
+    values,  # [n]
+    order,  # [n] int64, output
+    n: "Int",
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes the index of each value to its place. One lane per value."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(values + index, mask=index < n, other=0.0)
+    n_before = tl.zeros([BLOCK, COLUMNS], tl.int32)
+    for begin in range(0, n, COLUMNS):
+        other_index = begin + tl.arange(0, COLUMNS)
+        other = tl.load(values + other_index, mask=other_index < n, other=float("inf"))
+        is_before = (other[None, :] == value[:, None]) & (other_index[None, :] < index[:, None])
+        n_before += (is_before | (other[None, :] < value[:, None])).to(tl.int32)
+    tl.store(order + tl.sum(n_before, 1), index.to(tl.int64), mask=index < n)
+
+
+@kernel
+def _scan_tiles_kernel(
+    keys,  # [M] int16 or int32
+    flatten_ids,  # [M] int32
+    sorted_keys,  # [M] int16 or int32, output
+    sorted_ids,  # [M] int32, output
+    indices,  # [M] int32, output
+    isect_offsets,  # [tiles + 1] int32, output
+    n: "Int", first_key: "Int",
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes the intersections of a tile. One program per tile, and one for those that have no tile."""
+    key = first_key + tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    n_before = tl.zeros([BLOCK], tl.int32)
+    for begin in range(0, n, BLOCK):
+        other = tl.load(keys + begin + lane, mask=begin + lane < n, other=32767).to(tl.int32)
+        n_before += ((other < key) & (begin + lane < n)).to(tl.int32)
+    start = tl.sum(n_before)
+    tl.store(isect_offsets + tl.program_id(0), start)
+    for begin in range(0, n, BLOCK):
+        index = begin + lane
+        is_in_tile = (tl.load(keys + index, mask=index < n, other=0).to(tl.int32) == key) & (index < n)
+        place = start + tl.cumsum(is_in_tile.to(tl.int32)) - 1
+        tl.store(sorted_keys + place, (lane * 0 + key).to(sorted_keys.dtype.element_ty), mask=is_in_tile)
+        tl.store(sorted_ids + place, tl.load(flatten_ids + index, mask=is_in_tile, other=0), mask=is_in_tile)
+        tl.store(indices + place, index, mask=is_in_tile)
+        start += tl.sum(is_in_tile.to(tl.int32))
+
+
+def max_ranked(tensor: Tensor) -> int:
+    """Returns the number of values up to which :func:`rank_values` takes less time than a sort. It is 0 on a CPU."""
+    return 0 if is_compiled_for_cpu(tensor) else RANKED_MAX
+
+
+def rank_values(values: Tensor) -> Tensor:
+    """Returns the indices [n] int64 that sort values [n] stably. Values must not contain NaN."""
+    n = values.numel()
+    order = torch.empty(n, dtype=torch.int64, device=values.device)
+    _ranks_kernel.launch_elementwise(
+        n, RANK_BLOCK, values=values, order=order, n=n, COLUMNS=block_size(values, COLUMNS), num_warps=WARPS
+    )
+    return order
+
+
+def max_scanned(tensor: Tensor, n_tiles: int) -> int:
+    """Returns the number of intersections up to which :func:`scan_tiles` takes less time than a sort.
+
+    It is 0 on a CPU, and for many tiles.
+    """
+    return 0 if is_compiled_for_cpu(tensor) or n_tiles > SCANNED_TILES_MAX else SCANNED_MAX
+
+
+def scan_tiles(
+    keys: Tensor, flatten_ids: Tensor, n_tiles: int, first_key: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sorts intersections stably by key, and makes the lists of tiles.
+
+    Args:
+        keys: [M] int16 or int32, from ``first_key`` to ``first_key + n_tiles``, which stands for no tile.
+        flatten_ids: [M] int32, row of each intersection.
+        n_tiles, first_key: The number of tiles, and the key of the first tile.
+
+    Returns:
+        Sorted keys [M]; then the results of ``tile_lists``.
+    """
+    sorted_keys, sorted_ids, indices = (
+        torch.empty_like(keys),
+        torch.empty_like(flatten_ids),
+        torch.empty_like(flatten_ids),
+    )
+    isect_offsets = flatten_ids.new_empty(n_tiles + 1)
+    _scan_tiles_kernel.launch(
+        n_tiles + 1,
+        keys=keys,
+        flatten_ids=flatten_ids,
+        sorted_keys=sorted_keys,
+        sorted_ids=sorted_ids,
+        indices=indices,
+        isect_offsets=isect_offsets,
+        n=keys.numel(),
+        first_key=first_key,
+        BLOCK=block_size(keys, SCAN_BLOCK),
+        num_warps=WARPS,
+    )
+    return sorted_keys, sorted_ids, indices, isect_offsets
