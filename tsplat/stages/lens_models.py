@@ -40,7 +40,7 @@ from ..formulas.panorama_angles import full_panorama
 from ..formulas.rotations import quaternions
 from ..kernels_torch.lenses import LENSES
 from ..kernels_torch.shutters import Path, path_of
-from ..kernels_torch.validation import camera_centers
+from ..kernels_torch.validation import camera_centers, is_singular
 from ..runtime.tracing import is_tracing
 from ..scalars import check_choice, check_size, describe
 
@@ -331,7 +331,8 @@ def _largest_of_ftheta(coefficients: list[float], angle: float, inverts: bool) -
 def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
     """Returns the path of a camera between two poses [..., 4, 4], as the 20 values of a `Path`."""
     # Invalid poses are replaced, so that they get no gradient.
-    largest = torch.maximum(start.detach().abs().amax((-2, -1)), end.detach().abs().amax((-2, -1)))[..., None]
+    largest = torch.maximum(start.detach().abs().amax((-2, -1)), end.detach().abs().amax((-2, -1)))
+    largest = torch.where(is_singular(end.detach()), torch.inf, largest)[..., None]
     valid, still = largest <= MAGNITUDE_MAX, torch.eye(4, dtype=end.dtype, device=end.device)
     start, end = (torch.where(valid[..., None], pose, still) for pose in (start, end))
     q0, q1 = quaternions(start[..., :3, :3]), quaternions(end[..., :3, :3])
