@@ -49,8 +49,11 @@ BANANA = "DSC_0438"
 VIEWS = ("DSC_0424", "DSC_0425", "DSC_0426", "DSC_0427", "DSC_0437", "DSC_0438")
 """Photographs of `banana` along which the camera moves, on the side with most photographs."""
 
-CROP, CROP_VIEWER = 0.85, 0.74
+CROP, CROP_VIEWER, CROP_SCENES = 0.85, 0.74, 0.9
 """Fields of view relative to that of the photographs, whose corners have few sparse points."""
+
+MARGIN = 0.93
+"""Size of models in the image of scenes, relative to the largest that fits."""
 
 PAGE = (1280, 800)
 """Size of the page with the viewer."""
@@ -95,11 +98,11 @@ def model_cameras(gaussians: Gaussians, turns: Sequence[float]) -> list[Camera]:
 
 
 def photographed(gaussians: Gaussians, cameras: Sequence[Camera]) -> Image.Image:
-    """Renders a run on `banana` from the camera of a photograph, in the aspect ratio of the image of scenes."""
-    viewmat = choose_camera(cameras, BANANA).viewmat
-    fov = CROP_VIEWER * complete_framing(gaussians, cameras)["fov"]
+    """Renders a run on `banana` from the position of a photograph, in the aspect ratio of the image of scenes."""
+    framing = complete_framing(gaussians, cameras)
+    viewmat = look_at(choose_camera(cameras, BANANA).position.tolist(), framing["target"], framing["up"])
     with torch.no_grad():
-        image = render(gaussians, Camera(viewmat, intrinsics(640, 480, fov), 640, 480))
+        image = render(gaussians, Camera(viewmat, intrinsics(640, 480, CROP_SCENES * framing["fov"]), 640, 480))
     return Image.fromarray(to_bytes(image).numpy())
 
 
@@ -110,7 +113,10 @@ def write_models(banana: Image.Image) -> None:
     for place, (name, turn) in zip(((640, 0), (0, 480), (640, 480)), MODELS_SHOWN.items(), strict=True):
         gaussians = open_model(MODELS / name)
         with torch.no_grad():
-            image = render(gaussians, *model_cameras(gaussians, [turn]))
+            (camera,) = model_cameras(gaussians, [turn])
+            zoom = torch.tensor([MARGIN, MARGIN, 1.0])[:, None]  # of the focal lengths; the center stays
+            K = torch.cat([zoom * camera.K[:, :2], camera.K[:, 2:]], 1)
+            image = render(gaussians, dataclasses.replace(camera, K=K))
         sheet.paste(Image.fromarray(to_bytes(image).numpy()), place)
     sheet.save(DOCS / "scenes.jpg", quality=88)
     seal = open_model(MODELS / "luma-seal.splat")
