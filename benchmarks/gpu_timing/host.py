@@ -31,6 +31,10 @@ try:
     from tsplat.passes import arenas, replay_cache
 except ImportError:  # an earlier commit, whose calls always run the stages
     arenas = replay_cache = None  # type: ignore[assignment]
+try:
+    from tsplat.kernels import small_sorts
+except ImportError:  # an earlier commit
+    small_sorts = None  # type: ignore[assignment]
 
 REPLAYS = replay_cache is not None
 """Whether calls are replayed."""
@@ -56,6 +60,13 @@ def replaying() -> contextlib.AbstractContextManager[Any]:
         if replay_cache
         else contextlib.nullcontext()
     )
+
+
+def sorting(n: int) -> contextlib.AbstractContextManager[Any]:
+    """Context manager in which a tiny scene is sorted as n Gaussians: few by own kernels, many by PyTorch."""
+    if small_sorts is None or n <= small_sorts.RANKED_MAX:
+        return contextlib.nullcontext()
+    return mock.patch.multiple(small_sorts, RANKED_MAX=0, SCANNED_MAX=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +159,8 @@ def measure(scene: dict[str, Any], repeats: int = 100) -> Host:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _measure(tiny(scene), repeats)
+        with sorting(len(scene["means"])):
+            return _measure(tiny(scene), repeats)
     finally:
         torch.set_num_threads(threads)
 
