@@ -1410,7 +1410,7 @@ MUTANTS = [
         ("key += [name, described, value.is_contiguous() or value.stride()]", "key += [name, described]",
          "strides of the first call for all"),
         ("key += [name, type(value), value]", "key += [name, type(value)]", "options of the first call for all"),
-        ("            if overflow:", "            if False:", "images without what did not fit"),
+        ("            if sizes[-1]:", "            if False:", "images without what did not fit"),
         ("measures=torch.is_grad_enabled()", "measures=True", "second images that are rendered twice"),
         ("entry.are_measured, entry.runner = capacities_for(needed), True, None",
          "entry.are_measured = capacities_for(needed), True", "lists that stay long"),

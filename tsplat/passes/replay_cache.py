@@ -178,15 +178,14 @@ class ReplayCache:
             # On a CPU, the overflow flag is known at once.
             if traced.on_gpu or are_checks_deferred() or call.overflows():
                 check_replayed(call.tensor(traced.needed), traced.capacities)
-        elif call.state.needed is not None:
-            *sizes, overflow = call.state.needed
-            needed, used = Capacities(*sizes), entry.capacities
-            if overflow:
+        elif (sizes := call.state.needed) is not None and (sizes[-1] or not entry.are_measured):
+            needed, used = Capacities(*sizes[:-1]), entry.capacities
+            if sizes[-1]:  # a capacity was exceeded
                 entry.capacities, entry.min_capacities = capacities_for(needed, used), used
                 entry.are_measured, entry.runner = False, None
                 return None
-            if not entry.are_measured:  # the next call is traced again, with smaller lists
-                entry.capacities, entry.are_measured, entry.runner = capacities_for(needed), True, None
+            # The next call is traced again, with smaller lists.
+            entry.capacities, entry.are_measured, entry.runner = capacities_for(needed), True, None
         return call.results()
 
     def _modes(self) -> list[Any]:
