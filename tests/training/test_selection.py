@@ -111,6 +111,39 @@ def test_training_on_what_views_show_gives_the_same_bits(places, small_selection
     assert None not in small_selections and max(small_selections) < len(places[0]) / 2
 
 
+@pytest.mark.parametrize("name", slow_after(2, CONFIGS))
+def test_steps_of_several_views_give_the_same_bits_as_calls(places, small_selections, monkeypatch, name):
+    config = dataclasses.replace(CONFIGS[name], views_per_step=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ViewGradients, "_no_passes_reason", lambda self: "here")
+        expected = states(Trainer(*places, config), config.steps)
+    assert not small_selections
+    kept, store = [], ViewGradients._store_gradients
+
+    def noted(self, rows, gradients):
+        kept.append((rows, gradients["means"].shape))
+        store(self, rows, gradients)
+
+    monkeypatch.setattr(ViewGradients, "_store_gradients", noted)
+    assert_same(states(Trainer(*places, config), config.steps), expected)
+    assert None not in small_selections and len(kept) == config.steps
+    assert all(shape == (len(rows), 3) and len(rows) < 0.7 * len(places[0]) for rows, shape in kept)
+
+
+def test_replays_of_several_views_share_memory(places, monkeypatch):
+    monkeypatch.setattr(view_passes, "SELECTIONS_MAX", 1e9)  # these images take more memory than the Gaussians
+    gaussians, views = places
+    larger = dataclasses.replace(
+        views[0].camera, viewmat=look_at((APART / 2, -1.0, -40.0), (APART / 2, 0.0, 0.0)), name="two places"
+    )
+    config = dataclasses.replace(CONFIG, strategy=None, gains=False, sh_interval=50, views_per_step=2)
+    trainer = Trainer(gaussians, [views[0], views[0].replaced(camera=larger)], config)
+    states(trainer, 6)
+    replays = [*trainer._view_gradients._passes._replays.values()]
+    assert len(replays) == 2 and len({id(replay.scratch) for replay in replays}) == 1
+    assert all(replay.n_bytes < len(replay.scratch) / 4 for replay in replays)
+
+
 def test_threads_give_the_same_bits(places):
     expected = with_all(*places, CONFIG)
     threads = torch.get_num_threads()
@@ -150,7 +183,9 @@ def test_views_of_most_of_the_scene_select_nothing(places, small_selections):
 
 
 @pytest.mark.parametrize(
-    "changes", [dict(clip_gradients=1e-3), dict(views_per_step=2), dict(pose_refinement=True)], ids=str
+    "changes",
+    [dict(clip_gradients=1e-3), dict(clip_gradients=1e-3, views_per_step=2), dict(pose_refinement=True)],
+    ids=str,
 )
 def test_settings_without_selection(places, small_selections, changes):
     trainer = Trainer(*places, dataclasses.replace(CONFIG, **changes))

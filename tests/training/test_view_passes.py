@@ -89,9 +89,9 @@ def by_stages(config, **options):
         return trained(dataclasses.replace(config, graph="auto"), **options)
 
 
-@pytest.mark.parametrize("size", ["auto", "off"])
-def test_training_by_passes_gives_the_same_bits(replays, size):
-    config = dataclasses.replace(CONFIG, capacity=size)
+@pytest.mark.parametrize(("size", "n_views"), [("auto", 1), ("off", 1), ("off", 3)])
+def test_training_by_passes_gives_the_same_bits(replays, size, n_views):
+    config = dataclasses.replace(CONFIG, capacity=size, views_per_step=n_views)
     expected = by_stages(config)
     assert not replays
     torch.manual_seed(0)
@@ -190,7 +190,9 @@ def test_views_of_several_sizes_have_passes_of_their_own(replays, threads):
 @pytest.mark.slow
 @pytest.mark.parametrize("by_graphs", [True, False], ids=["graphs", "passes"])
 @pytest.mark.parametrize(
-    "changes", [dict(), dict(strategy=None, sh_interval=100, gains=False)], ids=["several kinds", "one kind"]
+    "changes",
+    [dict(), dict(strategy=None, sh_interval=100, gains=False), dict(views_per_step=2)],
+    ids=["several kinds", "one kind", "two views"],
 )
 def test_a_view_that_needs_more_room_is_computed_again(request, replays, monkeypatch, changes, by_graphs):
     graphs = request.getfixturevalue("graphs") if by_graphs else None
@@ -207,7 +209,7 @@ def test_a_view_that_needs_more_room_is_computed_again(request, replays, monkeyp
 
 
 def test_an_error_in_a_trace_ends_the_use_of_passes(replays, monkeypatch, caplog):
-    def fail(*_):
+    def fail(*_, **__):
         raise UnsupportedError("a result is a view")
 
     monkeypatch.setattr(view_passes, "TracedFunction", fail)
@@ -277,7 +279,6 @@ def test_graphs_that_are_asked_for_without_a_gpu_raise():
     ("changes", "reason"),
     [
         (dict(), ""),
-        (dict(views_per_step=2), "for several views"),
         (dict(backend="torch"), "with another backend"),
         (dict(strategy=DefaultStrategy()), "with DefaultStrategy"),
         (dict(exposure=True), "with exposure"),
@@ -289,6 +290,15 @@ def test_what_passes_cannot_do_has_a_reason(changes, reason):
     trainer = Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, **changes))
     found = trainer._view_gradients
     assert found._no_passes_reason().startswith(reason) and bool(reason) == (found._passes is None)
+
+
+def test_steps_of_several_views_have_passes_on_a_cpu_only():
+    gaussians = make_gaussians()
+    trainer = Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, views_per_step=2))
+    found = trainer._view_gradients
+    assert found._passes is not None
+    found._device = torch.device("cuda")
+    assert found._no_passes_reason() == "for several views in a step"
 
 
 def test_graphs_need_a_capacity():

@@ -161,7 +161,7 @@ def evaluate(
     distance = None if lpips is None else _lpips_metric(lpips, gaussians.means.device)
     ranks = ranks or RankGroup()
     cameras = [view.camera for view in views_with_near_planes(views, gaussians, ranks)]
-    options: dict[str, Any] = dict(background=background, backend=backend, group=ranks.group if sharded else None)
+    options: dict[str, Any] = dict(background=background, backend=backend, **_distribution(ranks, sharded))
     scores = []
     for index, is_own in _calls(views, ranks, sharded) if warm_up else ():
         if index >= ranks.world_size:
@@ -217,8 +217,7 @@ def fit_poses(
     """
     fitted = list(views)
     views = views_with_near_planes(views, gaussians, ranks)
-    group = ranks.group if sharded else None
-    options: dict[str, Any] = dict(background=config.backdrop, backend=config.backend, group=group)
+    options: dict[str, Any] = dict(background=config.backdrop, backend=config.backend, **_distribution(ranks, sharded))
     for i, is_own in _calls(views, ranks, sharded):
         view = views[i]
         motions = identity_motions(1, view.camera.viewmat, rolls=view.camera.viewmat_end is not None).view(-1, 6)
@@ -238,6 +237,12 @@ def fit_poses(
         if is_own:
             fitted[i] = view.replaced(camera=move_poses(view.camera, unit * motions.detach()))
     return fitted
+
+
+def _distribution(ranks: RankGroup, sharded: bool) -> dict[str, Any]:
+    """Returns the options of :func:`render_views` for Gaussians that may be sharded."""
+    # Each rank projects its Gaussians on the cameras of all ranks, of which a packed call only keeps what they show.
+    return dict(group=ranks.group if sharded else None, packed=sharded)
 
 
 def _calls(

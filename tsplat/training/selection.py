@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,6 +100,50 @@ class Selection:
         """Returns the selected Gaussians. Padding is transparent."""
         gaussians = self._parameters.gaussians(params=self.params)
         return _SelectedGaussians(**vars(gaussians), known_opacities=self._opacities)
+
+
+class SummedGradients:
+    """Sums of the gradients of several views, of the Gaussians that any of the views may show.
+
+    Args:
+        parameters: The parameters of all Gaussians.
+        selections: The rows of each view, see :func:`select`.
+
+    Attributes:
+        selections: The arguments, or only None if one of the views shows all Gaussians.
+        rows: The union of the selections, [U] int64, ascending; None for all Gaussians.
+        gradients: The sums by the names of the parameters, [U, ...] or [N, ...]; None without a gradient.
+    """
+
+    def __init__(self, parameters: Parameters, selections: Sequence[Tensor | None]) -> None:
+        self._parameters = parameters
+        self.rows: Tensor | None = None
+        self.gradients: dict[str, Tensor | None] = dict.fromkeys(parameters.params)
+        known = [rows for rows in selections if rows is not None]
+        self.selections: Sequence[Tensor | None] = [None] * len(selections)
+        if len(known) == len(selections):
+            self.selections = selections
+            is_shown = torch.zeros(len(parameters.params["means"]), dtype=torch.bool, device=known[0].device)
+            for rows in known:
+                is_shown[rows[rows >= 0]] = True
+            self.rows = is_shown.nonzero().squeeze(1)
+
+    def add(self, rows: Tensor | None, gradients: Sequence[Tensor | None]) -> None:
+        """Adds the gradients of a view, [R, ...] each, in the order of the parameters. `rows` is its selection."""
+        places = None
+        if self.rows is not None:
+            assert rows is not None
+            places = torch.searchsorted(self.rows, rows[: int((rows >= 0).sum())])
+        for (name, parameter), gradient in zip(self._parameters.params.items(), gradients, strict=True):
+            if gradient is None:
+                continue
+            if (total := self.gradients[name]) is None:
+                n = len(parameter) if self.rows is None else len(self.rows)
+                total = self.gradients[name] = gradient.new_zeros(n, *parameter.shape[1:])
+            if places is None:
+                total += gradient
+            else:
+                total.index_add_(0, places, gradient[: len(places)])
 
 
 class DenseGradients:

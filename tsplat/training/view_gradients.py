@@ -29,7 +29,7 @@ from .losses import Loss, loss, psnr, view_losses
 from .parameters import Parameters
 from .perspective_views import compares_perspective, is_whole, perspective_camera, perspective_view
 from .sampling import calls_of_ranks
-from .selection import DenseGradients, Selection, select
+from .selection import DenseGradients, Selection, SummedGradients, select
 from .update_pass import Capture, UpdatePass
 from .view_corrections import ViewGains, apply_exposure
 from .view_passes import ViewInputs, ViewPasses, ViewResults
@@ -113,7 +113,9 @@ class ViewGradients:
         uses_graphs = config.graph != "off" and not no_graphs
         self._passes = None
         if not no_passes:
-            self._passes = ViewPasses(self._differentiate, self._make_update, uses_graphs=uses_graphs)
+            self._passes = ViewPasses(
+                self._differentiate, self._make_update, uses_graphs=uses_graphs, keeps_results=n == 1
+            )
         self._dense_gradients = DenseGradients(parameters)
         self._selects_rows = not self._no_selection_reason(gaussians)
 
@@ -135,6 +137,8 @@ class ViewGradients:
         ``meta`` of each rendering.
         """
         kind = None
+        if self._passes is not None and len(views) > 1:
+            return self._compute_sums(self._passes, step, views, backgrounds)
         if self._passes is not None:
             camera = self._camera_for_step(step, views[0], self._views[views[0]].camera)
             rows = select(self._parameters, camera) if self._selects_rows else None
@@ -146,13 +150,19 @@ class ViewGradients:
                 computed = self._differentiate(kind, inputs(), None)
                 self._passes.add_kind(kind, lambda: Capacities(*computed.needed[:-1].tolist()))
                 return self._store_results(computed, views[0])
-        results = self._compute(step, views, backgrounds, kind)
+        metrics, metas = self._compute(step, views, backgrounds, kind)
         self._regularize(n_gaussians, self._parameters.params, self._regularized_gradients())
-        return results
+        strategy = self._densification.strategy
+        if strategy is None or not strategy.reads_rendering:
+            # Each meta keeps the memory of its call alive.
+            metas = [{"n_cameras": meta["n_cameras"]} for meta in metas]
+        return metrics, metas
 
     def update_pass(self, *, adds_noise: bool) -> UpdatePass | None:
-        """Returns the pass that updates the parameters with the last gradients; None if no pass computed these."""
-        return None if self._passes is None else self._passes.update_pass(adds_noise=adds_noise)
+        """Returns the pass that updates the parameters with the last gradients; None if these are not from one pass."""
+        if self._passes is None or self._config.views_per_step > 1:
+            return None
+        return self._passes.update_pass(adds_noise=adds_noise)
 
     def _compute(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], kind: ViewKind | None
@@ -172,6 +182,31 @@ class ViewGradients:
         if self.gains is not None:
             self.gains.discard()
         return self._accumulate(step, views, backgrounds, None)
+
+    def _compute_sums(
+        self, passes: ViewPasses, step: int, views: Sequence[int], backgrounds: Sequence[Color]
+    ) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Computes :meth:`compute` for several views, one after the other, by passes where there are any."""
+        cameras = [self._camera_for_step(step, index, self._views[index].camera) for index in views]
+        selections = [select(self._parameters, camera) if self._selects_rows else None for camera in cameras]
+        sums = SummedGradients(self._parameters, selections)
+        metrics = []
+        for index, camera, background, rows in zip(views, cameras, backgrounds, sums.selections, strict=True):
+            kind = self._view_kind(step, camera, rows)
+            inputs = functools.partial(self._view_inputs, step, index, camera, background, rows)
+            if (results := self._replay(passes, kind, inputs)) is None:
+                results = self._differentiate(kind, inputs(), None)
+                passes.add_kind(kind, functools.partial(Capacities, *results.needed[:-1].tolist()))
+            sums.add(rows, results.gradients)
+            self._add_gain_change(index, results.gain_change)
+            metrics.append(results.metrics.clone())  # the next view may write to the same memory
+        params = self._parameters.params
+        if sums.rows is not None and self._config.visible_adam == "on":
+            of_rows = {name: params[name].detach() for name, weight in self._regularization.items() if weight}
+            of_rows = {name: tensor.index_select(0, sums.rows) for name, tensor in of_rows.items()}
+            self._regularize(len(params["means"]), params | of_rows, sums.gradients)
+        self._store_gradients(sums.rows, sums.gradients)
+        return torch.stack(metrics).sum(0), [{"n_cameras": 1}] * len(views)
 
     def _regularized_gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of parameters to which :meth:`_regularize` adds."""
@@ -350,7 +385,7 @@ class ViewGradients:
     def _no_passes_reason(self) -> str:
         """Returns why gradients cannot be computed by passes, as the end of a sentence; empty if they can."""
         config = self._config
-        if self._ranks.world_size > 1 or config.views_per_step > 1:
+        if self._ranks.world_size > 1 or (config.views_per_step > 1 and self._device.type != "cpu"):
             return "for several views in a step"
         if config.backend not in ("auto", "triton") or self._autocast is torch.float16:
             return "with another backend than Triton, or fp16"
@@ -401,18 +436,24 @@ class ViewGradients:
 
     def _store_results(self, results: ViewResults, index: int) -> tuple[Tensor, list[dict[str, Any]]]:
         """Stores the gradients of a view on the parameters. Returns as :meth:`compute`."""
-        params = self._parameters.params
-        gradients = dict(zip(params, results.gradients, strict=True))
-        if results.rows is None:
-            for name, parameter in params.items():
-                parameter.grad = gradients[name]
-        elif self._config.visible_adam == "on":
-            self._parameters.set_row_gradients(results.rows, gradients)
-        else:
-            self._dense_gradients.update(results.rows, gradients, self._regularization)
-            self._regularize(len(params["means"]), params, self._regularized_gradients())
+        gradients = dict(zip(self._parameters.params, results.gradients, strict=True))
+        self._store_gradients(results.rows, gradients)
         self._add_gain_change(index, results.gain_change)
         return results.metrics, [{"n_cameras": 1}]
+
+    def _store_gradients(self, rows: Tensor | None, gradients: Mapping[str, Tensor | None]) -> None:
+        """Stores gradients of `rows`, or of all Gaussians, on the parameters. Regularizes those that were not yet."""
+        params = self._parameters.params
+        if rows is not None and self._config.visible_adam == "on":
+            self._parameters.set_row_gradients(rows, gradients)
+            return
+        if rows is None:
+            for name, parameter in params.items():
+                parameter.grad = gradients[name]
+        else:
+            self._dense_gradients.update(rows, gradients, self._regularization)
+        if rows is not None or self._config.views_per_step > 1:
+            self._regularize(len(params["means"]), params, self._regularized_gradients())
 
     def _differentiate(self, kind: ViewKind, inputs: ViewInputs, capacities: Capacities | None) -> ViewResults:
         """Renders a view and computes the gradients of its loss.
@@ -421,6 +462,7 @@ class ViewGradients:
         """
         selection = None if inputs.rows is None else Selection(self._parameters, inputs.rows)
         params = self._parameters.params if selection is None else selection.params
+        n_views = self._config.views_per_step
         with self._autocasting(), deferred():
             images, _, meta = self._render(
                 inputs.camera,
@@ -435,9 +477,9 @@ class ViewGradients:
         # Adam's kernel reads contiguous gradients.
         gradients = [
             None if gradient is None else gradient.contiguous()
-            for gradient in torch.autograd.grad(image_loss, [*params.values()], allow_unused=True)
+            for gradient in torch.autograd.grad(image_loss / n_views, [*params.values()], allow_unused=True)
         ]
-        if selection is None or self._config.visible_adam == "on":
+        if n_views == 1 and (selection is None or self._config.visible_adam == "on"):
             self._regularize(len(self._parameters.params["means"]), params, dict(zip(params, gradients)))
         if capacities is None:
             needed = torch.tensor([*_capacities_needed([], [meta]), 0], dtype=torch.int64, device="cpu")

@@ -101,8 +101,8 @@ class _Replay:
 
     Attributes:
         inputs: The tensors of :class:`ViewInputs` that it reads.
-        scratch: Memory that it uses only while it runs.
-        n_bytes: Size of its inputs, results and scratch memory.
+        scratch: Memory that it uses only while it runs, and for results that are not kept.
+        n_bytes: Size of its inputs and of results that are kept.
         selects: Whether it renders a selection of Gaussians.
         update: The pass that updates the parameters with its gradients.
     """
@@ -113,14 +113,16 @@ class _Replay:
         inputs: list[Tensor],
         state: list[Tensor],
         recorder: GraphRecorder | None,
+        scratch: Tensor | None,
         *,
         selects: bool,
     ) -> None:
         self.inputs = [tensor.clone() for tensor in inputs]
-        self.scratch = traced.allocate_scratch()
+        self.scratch = traced.allocate_scratch() if scratch is None or not traced.fits(scratch) else scratch
         self._results, self._run = traced.bind([*self.inputs, *state], self.scratch)
-        made = [tensor for tensor in (*self.inputs, *self._results, self.scratch) if tensor is not None]
-        self.n_bytes, self.selects = sum(tensor.nbytes for tensor in made), selects
+        kept = [*self.inputs, *(self._results if traced.keeps_results else ())]
+        self.n_bytes: int = sum(tensor.nbytes for tensor in kept if tensor is not None)
+        self.selects = selects
         if recorder is not None:
             _, self._run = recorder.record(self._run)
         self._traced, self._addresses = traced, [tensor.data_ptr() for tensor in state]
@@ -141,6 +143,12 @@ class _Replay:
         return self._results
 
 
+def _size_of(replays: Sequence[_Replay]) -> int:
+    """Returns the size in bytes of the memory of replays, some of which may share scratch memory."""
+    scratch = {id(replay.scratch): len(replay.scratch) for replay in replays}
+    return sum(replay.n_bytes for replay in replays) + sum(scratch.values())
+
+
 @dataclasses.dataclass
 class _KindPass:
     """The capacities of lists for a kind of view, and its pass. `key` has the shapes and strides it was traced with."""
@@ -158,14 +166,22 @@ class ViewPasses:
         make_update: Returns an update pass, given whether it adds noise, a function that captures it, and scratch
             memory that it may use while it runs, [n] uint8.
         uses_graphs: Whether CUDA graphs replay passes.
+        keeps_results: Whether the update pass reads the results. Otherwise, they share memory with what is internal to
+            the passes, and passes share this memory.
     """
 
     def __init__(
-        self, compute: Compute, make_update: Callable[[bool, Capture, Tensor], UpdatePass], *, uses_graphs: bool
+        self,
+        compute: Compute,
+        make_update: Callable[[bool, Capture, Tensor], UpdatePass],
+        *,
+        uses_graphs: bool,
+        keeps_results: bool = True,
     ) -> None:
         self._compute = compute
         self._make_update = make_update
         self._uses_graphs = uses_graphs
+        self._keeps_results = keeps_results
         self._kinds: dict[Hashable, _KindPass] = {}
         self._replays: dict[Hashable, _Replay] = {}
         self._enabled = True
@@ -197,7 +213,11 @@ class ViewPasses:
         try:
             if known.traced is None or key != known.key:
                 known.key, known.traced = key, None
-                known.traced = TracedFunction(lambda: self._compute(kind, inputs, known.capacities).tensors(), tensors)
+                known.traced = TracedFunction(
+                    lambda: self._compute(kind, inputs, known.capacities).tensors(),
+                    tensors,
+                    keeps_results=self._keeps_results,
+                )
                 outputs: Sequence[Tensor | None] = known.traced.take_first()
             else:
                 self._last = self._replay(kind, known.traced, input_tensors, state, selects=inputs.rows is not None)
@@ -252,15 +272,20 @@ class ViewPasses:
             with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
                 if self._uses_graphs and self._recorder is None:
                     self._recorder = GraphRecorder()
-                replay = _Replay(traced, inputs, state, self._recorder, selects=selects)
+                shared = None
+                if not self._keeps_results:
+                    shared = max((other.scratch for other in self._replays.values()), key=len, default=None)
+                replay = _Replay(traced, inputs, state, self._recorder, shared, selects=selects)
             # Others are released after the capture, as PyTorch cannot capture into a memory pool without a graph.
             others = [(k, other) for k, other in self._replays.items() if k != kind and other.reads(state)]
+            if not self._keeps_results:
+                others = [(k, other) for k, other in others if other.scratch is replay.scratch]
             others = [*others[1 - REPLAYS_MAX :], (kind, replay)]
             bytes_max = SELECTIONS_MAX * sum(tensor.nbytes for tensor in state)
             while (
                 len(others) > 1
                 and any(other.selects for _, other in others)
-                and sum(other.n_bytes for _, other in others) > bytes_max
+                and _size_of([other for _, other in others]) > bytes_max
             ):
                 del others[0]
             self._replays = dict(others)
