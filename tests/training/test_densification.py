@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.support.training_scenes import gray
+from tests.support.allocations import LiveBytes
+from tests.support.training_scenes import gray, make_gaussians, make_views
 from tsplat import UnsupportedError
 from tsplat.scene import View
 from tsplat.scene.gaussians import concatenate
@@ -38,16 +39,39 @@ def test_densification_is_deterministic(scene, name):
         assert one.isfinite().all()
 
 
-def bytes_of(n, bytes_of_moments=4):
-    """Memory for n more Gaussians of degree 0."""
-    per_number = densification_module.COPIES * 4 + densification_module.MOMENTS * bytes_of_moments
-    return per_number * 14 * n / densification_module.FREE_SHARE
+def bytes_of(n, n_more, bytes_of_moments=4):
+    """Memory for a step of n Gaussians of degree 0 and for n_more Gaussians."""
+    step = 4 * densification_module.STEP_COPIES
+    per_number = n * step + n_more * (4 + 2 * bytes_of_moments + step)
+    return 14 * per_number / densification_module.FREE_SHARE
+
+
+def test_memory_of_a_step_and_of_a_refinement_is_as_estimated():
+    """With Gaussians that take much more memory than images, and steps that update all of them."""
+    n = 4000
+    gaussians = dataclasses.replace(make_gaussians(n, sh_degree=3), log_scales=torch.full((n, 3), -5.0))
+    schedule = dict(refine_start_iter=2, refine_every=2, refine_stop_iter=9)
+    config = Config(steps=9, strategy=LongAxisStrategy(growth=1.5, **schedule), visible_adam="off")
+    trainer = Trainer(gaussians, make_views(gaussians), config)
+    parameters, peaks = trainer._parameters, {True: [], False: []}
+    for _ in range(6):
+        kept = [tensor for name, tensor in parameters.state()[0].items() if name.startswith(("params", "adam"))]
+        n_bytes, before = sum(tensor.nbytes for tensor in kept) / len(kept[0]), len(kept[0])
+        live = LiveBytes(kept)
+        del kept
+        with live:
+            trainer.advance()
+        n_more = len(trainer.gaussians) - before
+        n_expected = before * n_bytes / 3 * densification_module.STEP_COPIES + n_more * n_bytes
+        peaks[n_more > 0].append(live.peak / n_expected)
+    assert peaks[True] and min(peaks[True]) > 0.5 and max(peaks[True]) < 1
+    assert min(peaks[False][1:]) > 0.5 and max(peaks[False][1:]) < 1  # the first step creates the moments
 
 
 @pytest.mark.parametrize("moments", ["fp32", "bf16"])
 def test_memory_for_more_gaussians_counts_moments_as_they_are_stored(scene, moments, monkeypatch):
     gaussians, views = scene
-    free = bytes_of(40, {"fp32": 4, "bf16": 2}[moments])
+    free = bytes_of(len(gaussians), 40, {"fp32": 4, "bf16": 2}[moments])
     monkeypatch.setattr(densification_module, "free_memory", lambda device: int(free) + 1)
     config = Config(steps=4, strategy=MCMCStrategy(**LIMITED), adam_moments=moments)
     trainer = Trainer(gray(gaussians), views, config)
@@ -92,7 +116,7 @@ def test_number_of_gaussians_is_limited_by_configuration_and_memory(scene, strat
     start = gray(gaussians)
     assert len(fit(start, views, Config(steps=12, strategy=strategy, max_gaussians=66))) == 66
     # Memory for four more Gaussians, which have 14 numbers of 4 bytes at degree 0.
-    free = bytes_of(4)
+    free = bytes_of(60, 4)
     monkeypatch.setattr(densification_module, "free_memory", lambda device: int(free) + 1)
     assert len(fit(start, views, Config(steps=3, strategy=strategy))) <= 64
     assert len(fit(start, views, Config(steps=4, strategy=strategy))) > 60

@@ -113,6 +113,8 @@ def split_long_axis(
     rank = 0 if ranks is None else ranks.rank
     n_moved = min(len(chosen), max(0, targets[-1].stop - sources[rank].start))
     move = route(ranks, sources, targets)
+    appended = enlarge(params, optimizers, len(chosen) - n_moved)
+    # All new rows are computed before any is changed, so that an error changes nothing.
     log_scales = params["scales"].detach()[chosen]
     longest = one_hot(log_scales.argmax(-1), 3).to(log_scales)
     offsets = rotate(params["quats"].detach()[chosen], OFFSET * longest * log_scales.exp())
@@ -121,19 +123,18 @@ def split_long_axis(
         "scales": log_scales + longest * math.log(LONGEST) + (1 - longest) * math.log(OTHERS),
         "opacities": opacities.clamp_min(torch.finfo(opacities.dtype).tiny).logit(),
     }
-
-    appended = enlarge(params, optimizers, len(chosen) - n_moved)
+    firsts = {name: rows.view(-1, *params[name].shape[1:]).to(params[name]) for name, rows in halved.items()}
+    seconds = {name: firsts[name] if name in firsts else p.detach()[chosen] for name, p in params.items()}
+    firsts["means"] = seconds["means"] + offsets
+    seconds["means"] -= offsets
+    moved = {name: move(rows) for name, rows in seconds.items()}
 
     def halves(name: str, p: Tensor) -> Tensor:
         p = appended(p.detach())
-        if name in halved:
-            p[chosen] = halved[name].view(-1, *p.shape[1:])
-        others = p[chosen]
-        if name == "means":
-            p[chosen] += offsets
-            others -= offsets
-        p[replaced] = move(others)
-        p[total:] = others[n_moved:]
+        if name in firsts:
+            p[chosen] = firsts[name]
+        p[replaced] = moved[name]
+        p[total:] = seconds[name][n_moved:]
         return p
 
     def cleared(values: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ Names and positional arguments are those of `gsplat.strategy.ops` 1.6. All opera
 
 - `params` maps names to leaf tensors with a row per Gaussian: means [N, 3], scales [N, 3] before exp, quats [N, 4]
   (wxyz, any norm), opacities [N] or [N, 1] before sigmoid, and optionally others. Operations replace its entries.
-  Those of :func:`relocate` keep their memory, of which it changes some rows; :func:`sample_add` moves one tensor at a
-  time.
+  Those of :func:`relocate` keep their memory, of which it changes some rows; the other operations on rows move one
+  tensor at a time. If memory runs out, an operation changes all rows or none.
 - `optimizers` maps the same names to optimizers, each with only this parameter. The rows of their states are changed
   like those of the parameters. Parameters that do not require a gradient need no optimizer. Other names are ignored.
 - `state` holds the statistics of a strategy. Tensors with a row per Gaussian are changed like the parameters.
@@ -20,7 +20,6 @@ as in a single process. Rows that an operation appends remain on the rank of the
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,7 +30,6 @@ from ..errors import ArgumentError
 from ..formulas import rotations
 from ..runtime.backend import choose, launchers
 from ..runtime.process_group import RankGroup
-from ..support.interruption import DeferredSignals
 from .gaussian_parameters import (
     Follower,
     Optimizers,
@@ -47,7 +45,7 @@ from .gaussian_parameters import (
 )
 from .random_numbers import BLOCK, draw_key, row_indices, sample_rows, standard_normal
 from .relocation import check_binoms, compute_relocation
-from .rows import _update_param_with_optimizer, append_zeros, enlarge, replace_one_by_one, replace_rows
+from .rows import _update_param_with_optimizer, compaction, enlarge, keep_rows, replace_rows
 from .sharding import count, ranges, route
 
 LOG_SPLIT = math.log(1.6)
@@ -66,12 +64,16 @@ def duplicate(
 ) -> None:
     """Appends a copy of each Gaussian in a mask [N] bool. Moments of copies are zero; statistics are copied."""
     n = check_shapes(params, (), check_mask(mask))
+    check_optimizers(params, optimizers, params)
+    append = enlarge(params, optimizers, int(mask.sum()))
+    copies = {name: p.detach()[mask] for name, p in params.items()}
 
-    def copied(rows: Tensor) -> Tensor:
-        return torch.cat([rows, rows[mask]])
+    def copied(name: str, p: Tensor) -> Tensor:
+        p = append(p.detach())
+        p[n:] = copies[name]
+        return p
 
-    append = append_zeros(int(mask.sum()))
-    replace_rows(params, optimizers, state, n, lambda _, p: copied(p), append, copied)
+    replace_rows(params, optimizers, state, n, copied, append, lambda rows: torch.cat([rows, rows[mask]]))
     if scene is not None:
         scene.on_duplicate(mask.nonzero().squeeze(1))
 
@@ -81,15 +83,9 @@ def remove(
     params: Parameters, optimizers: Optimizers, state: State, mask: Tensor, scene: Follower | None = None
 ) -> None:
     """Removes the Gaussians in a mask [N] bool."""
-    n = check_shapes(params, (), check_mask(mask))
+    check_shapes(params, (), check_mask(mask))
     check_optimizers(params, optimizers, params)
-
-    def kept(rows: Tensor) -> Tensor:
-        return rows[~mask]
-
-    with DeferredSignals():
-        replace_one_by_one(params, optimizers, kept)
-        replace_rows({}, {}, state, n, lambda _, p: p, kept, kept)
+    keep_rows(params, optimizers, state, (~mask).nonzero().squeeze(1))
     if scene is not None:
         scene.on_remove(mask)
 
@@ -126,20 +122,23 @@ def split(
     def repeated(rows: Tensor) -> Tensor:
         return rows[mask].repeat(2, *[1] * (rows.dim() - 1))
 
-    def halves(name: str, p: Tensor) -> Tensor:
-        both = repeated(p)
-        if name == "means":
-            both = both + offsets.to(both)
-        elif name == "scales":
-            both = both - LOG_SPLIT
-        elif name == "opacities" and revised_opacity:
-            both = revise_opacities(both)
-        return torch.cat([p[~mask], both])
+    append = enlarge(params, optimizers, k)
+    compacted = compaction(params, optimizers, (~mask).nonzero().squeeze(1))
+    halves = {name: repeated(p.detach()) for name, p in params.items()}
+    halves["means"] += offsets.to(halves["means"])
+    halves["scales"] -= LOG_SPLIT
+    if revised_opacity:
+        halves["opacities"] = revise_opacities(halves["opacities"])
 
-    append = append_zeros(2 * k)
+    def replaced(rows: Tensor, halves: Tensor | float) -> Tensor:
+        compacted(rows)
+        rows = append(rows)
+        rows[n - k :] = halves
+        return rows
+
     replace_rows(
-        params, optimizers, state, n, halves, lambda moment: append(moment[~mask]),
-        lambda rows: torch.cat([rows[~mask], repeated(rows)]),
+        params, optimizers, state, n, lambda name, p: replaced(p.detach(), halves[name]),
+        lambda moment: replaced(moment, 0), lambda rows: torch.cat([rows[~mask], repeated(rows)]),
     )  # fmt: skip
     if scene is not None:
         scene.on_split(mask.nonzero().squeeze(1), (~mask).nonzero().squeeze(1))
@@ -169,27 +168,24 @@ def reset_opa(params: Parameters, optimizers: Optimizers, state: State, value: f
     )
 
 
-def _divided_among_copies(
-    params: Parameters, chosen: Tensor, binoms: Tensor, min_opacity: float
-) -> Callable[[str, Tensor], Tensor]:
-    """Returns a function that takes a parameter's name and value, and sets new values for chosen Gaussians in place.
+def _copies(params: Parameters, chosen: Tensor, binoms: Tensor, min_opacity: float) -> dict[str, Tensor]:
+    """Returns rows of all parameters, [K, ...], which are both the new values of chosen Gaussians and their copies.
 
-    With the new opacities and scales, k + 1 copies of a Gaussian that was chosen k times look like the original. The
-    function returns a copy of the rows of the chosen Gaussians.
+    With the new opacities and scales, k + 1 copies of a Gaussian that was chosen k times look like the original.
     """
-    copies = torch.bincount(chosen, minlength=len(params["scales"]))[chosen] + 1
+    counts = torch.bincount(chosen, minlength=len(params["scales"]))[chosen] + 1
     opacities, scales = compute_relocation(
-        opacities_of(params)[chosen], params["scales"].detach()[chosen].exp(), copies, binoms
+        opacities_of(params)[chosen], params["scales"].detach()[chosen].exp(), counts, binoms
     )
     eps = torch.finfo(opacities.dtype).eps
     new = {"opacities": opacities.clamp(min_opacity, 1 - eps).logit(), "scales": scales.log()}
-
-    def divide(name: str, p: Tensor) -> Tensor:
-        if name in new:
-            p[chosen] = new[name].view(-1, *p.shape[1:])
-        return p[chosen]
-
-    return divide
+    # PyTorch rounds differently at the end of a tensor: all copies of a Gaussian get the values of the last one.
+    _, places = torch.unique(chosen, return_inverse=True)
+    last = torch.zeros_like(places).scatter_reduce_(0, places, torch.arange(len(chosen)).to(places), "amax")[places]
+    return {
+        name: new[name][last].view(-1, *p.shape[1:]).to(p) if name in new else p.detach()[chosen]
+        for name, p in params.items()
+    }
 
 
 def _sampling_weights(params: Parameters) -> Tensor:
@@ -243,16 +239,19 @@ def relocate(
         raise ArgumentError(f"mask: all {n_dead} Gaussians are dead; expected at least one live one to move them to")
     weights = _sampling_weights(params).masked_fill(mask, 0.0)
     chosen = sample_rows(weights, n_dead, generator, ranks)
-    divide = _divided_among_copies(params, chosen, binoms, min_opacity)
+    # All new rows are computed before any is changed, so that an error changes nothing.
+    new = _copies(params, chosen, binoms, min_opacity)
     move = route(ranks, ranges(ranks, len(chosen)), ranges(ranks, n_own))
+    moved, dead = {name: move(rows) for name, rows in new.items()}, mask.nonzero().squeeze(1)
 
     def relocated(name: str, p: Tensor) -> Tensor:
         p = p.detach()
-        p[mask] = move(divide(name, p))
+        p[chosen] = new[name]
+        p[dead] = moved[name]
         return p
 
     def cleared(rows: Tensor) -> Tensor:
-        rows[chosen] = rows[mask] = 0
+        rows[chosen] = rows[dead] = 0
         return rows
 
     replace_rows(params, optimizers, state, n_rows, relocated, cleared, cleared)
@@ -282,13 +281,12 @@ def sample_add(
     if n < 0:
         raise ArgumentError(f"n: expected 0 or more, found {n}")
     chosen = sample_rows(_sampling_weights(params), n, generator, ranks)
-    divide = _divided_among_copies(params, chosen, binoms, min_opacity)
-
     append = enlarge(params, optimizers, len(chosen))
+    new = _copies(params, chosen, binoms, min_opacity)
 
     def grown(name: str, p: Tensor) -> Tensor:
         p = append(p.detach())
-        p[n_rows:] = divide(name, p)
+        p[chosen] = p[n_rows:] = new[name]
         return p
 
     replace_rows(params, optimizers, state, n_rows, grown, append, append)

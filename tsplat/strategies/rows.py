@@ -9,6 +9,9 @@ from torch import Tensor
 from ..support.interruption import DeferredSignals
 from .gaussian_parameters import Optimizers, Parameters, State, check_optimizers, has_rows
 
+BLOCK = 2**16
+"""Number of rows that :func:`compaction` moves at a time within a tensor."""
+
 
 @torch.no_grad()
 def _update_param_with_optimizer(
@@ -114,6 +117,65 @@ def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Ten
         return rows.as_strided((len(rows) + n, *rows.shape[1:]), rows.stride())
 
     return append_in_place
+
+
+@torch.no_grad()
+def compaction(params: Parameters, optimizers: Optimizers, kept: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns a function that moves the rows `kept`, [M] int64, ascending, to the front of a parameter or a moment.
+
+    The function returns a view of these rows, and allocates no memory.
+    """
+    is_moved = kept != torch.arange(len(kept), device=kept.device)
+    first = len(kept) - int(is_moved.sum())  # rows before the first that is not kept stay
+    blocks = torch.split(kept[first:], BLOCK)
+    buffers = {
+        _kind_of(rows): rows.new_empty(min(BLOCK, len(kept) - first), *rows.shape[1:])
+        for name in params
+        for rows in _with_moments(params, optimizers, name)
+    }
+
+    def compacted(rows: Tensor) -> Tensor:
+        begin = first
+        for block in blocks:
+            buffer = torch.index_select(rows, 0, block, out=buffers[_kind_of(rows)][: len(block)])
+            rows[begin : begin + len(block)] = buffer
+            begin += len(block)
+        return rows[: len(kept)]
+
+    return compacted
+
+
+@torch.no_grad()
+def keep_rows(params: Parameters, optimizers: Optimizers, state: State, kept: Tensor) -> None:
+    """Keeps the rows `kept`, [M] int64, ascending, of parameters, moments and statistics; replaces one after the other.
+
+    If there is no memory for a successor, its rows are moved within the tensor. What this needs is allocated first, so
+    that an error changes nothing.
+    """
+    n = len(next(iter(params.values())))
+    compacted = compaction(params, optimizers, kept)
+
+    def selected(rows: Tensor) -> Tensor:
+        try:
+            return rows.index_select(0, kept)
+        except (RuntimeError, MemoryError):
+            return compacted(rows)
+
+    statistics = dict(state)
+    replace_rows({}, {}, statistics, n, lambda _, p: p, lambda moment: moment, lambda rows: rows.index_select(0, kept))
+    with DeferredSignals():
+        replace_one_by_one(params, optimizers, selected)
+        state.update(statistics)
+
+
+def _with_moments(params: Parameters, optimizers: Optimizers, name: str) -> list[Tensor]:
+    """Returns a parameter and its moments."""
+    entries = optimizers[name].state.get(params[name], {}) if name in optimizers else {}
+    return [params[name], *[value for key, value in entries.items() if has_rows(key, value)]]
+
+
+def _kind_of(rows: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return rows.shape[1:], rows.dtype
 
 
 def follow_replaced(params: Parameters, optimizers: Optimizers) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
+from ..ops.adam import MOMENTS
 from ..runtime.memory import FREE_SHARE, free_memory
 from ..runtime.process_group import RankGroup
 from ..scene.capture.views import View
@@ -18,9 +19,9 @@ from .configuration import TYPICAL_EXTENT, Config
 from .parameters import Parameters
 from .rng_state import generator_state, set_generator_state
 
-COPIES, MOMENTS = 5, 4
-"""Peak memory per Gaussian while Gaussians are added: number of copies of its parameters and of one Adam moment. These
-are parameters, gradients and two moments, and the tensors that replace them."""
+STEP_COPIES = 2
+"""Memory per Gaussian of a step, besides parameters and moments, in copies of its parameters: gradients and rendering.
+It is free during a refinement, which needs less: it moves one tensor at a time."""
 
 
 class Densification:
@@ -110,13 +111,18 @@ class Densification:
     def _limit_by_memory(self, n_gaussians: int) -> None:
         """Limits the strategy to the number of Gaussians that fit into the memory of the rank with the least."""
         assert self.strategy is not None and self._config.strategy is not None
-        bytes_per_gaussian = 0
+        kept = step = 0  # bytes per Gaussian
         for name in self._parameters.gaussian_names:
             row, moments = self._parameters.params[name][0], self._parameters.optimizers[name].moments_dtype
-            bytes_per_gaussian += row.numel() * (COPIES * row.itemsize + MOMENTS * (moments or row.dtype).itemsize)
-        device = self._parameters.params["means"].device
-        n_free = min(self._ranks.all_gather_object(int(FREE_SHARE * free_memory(device)) // bytes_per_gaussian))
-        # Shards have equal sizes. Ranks on CPUs may share their memory.
+            kept += row.numel() * (row.itemsize + len(MOMENTS) * (moments or row.dtype).itemsize)
+            step += row.numel() * row.itemsize * STEP_COPIES
+        means = self._parameters.params["means"]
+        device = means.device
+        # Ranks on CPUs may share their memory.
+        n_stepped = n_gaussians if self._sharded and device.type != "cuda" else len(means)
+        n_free = max(0, int(FREE_SHARE * free_memory(device)) - n_stepped * step) // (kept + step)
+        n_free = min(self._ranks.all_gather_object(n_free))
+        # Shards have equal sizes.
         n_free *= self._ranks.world_size if self._sharded and device.type == "cuda" else 1
         n_max = min(self._config.max_gaussians, n_gaussians + n_free)
         self.strategy.cap_max = min(n_max, self._config.strategy.cap_max or n_max)
