@@ -233,7 +233,7 @@ def _intersection(vendor: str, tile_size: int) -> Labeled:
             images = screen._replace(image_ids=torch.arange(N))
             kernels.tile_intersections(images, grid, spans, torch.int16, 2**15, 2**15 - 1)
             kernels.tile_lists(ints.to(torch.int16), torch.arange(N), ints, 64, -(2**15))
-            kernels.scan_tiles(ints.to(torch.int16), ints, 64, -(2**15))
+            kernels.gather_tiles(ints.to(torch.int16), ints, 64, -(2**15))
         yield from ((f"tile {tile_size} {name}", call) for call in launches)
 
 
@@ -250,7 +250,7 @@ def _rows_and_sums(vendor: str) -> Labeled:
             packed_rows.pack_rows(rows, torch.ones(N, dtype=torch.int32), N)
         yield from ((label, call) for call in launches if "_rows_" in call.kernel.__name__)
     with recorded(vendor) as launches:
-        kernels.rank_values(depths)
+        kernels.order_values(depths)
     yield from (("depths", call) for call in launches)
 
 

@@ -406,14 +406,14 @@ class Limit(NamedTuple):
         element: Index into ``needed``, see :class:`~tsplat.config.Size`.
         capacity: The largest total that fits.
         per_unit: The total is divided by this, rounded up, before it is recorded.
-        is_first: 1 for the first limit of a call, which sets the other elements of ``needed`` to 0; otherwise 0.
+        resets: 1 for the first limit of a call: the other elements of ``needed`` become 0; otherwise 0.
     """
 
     needed: Tensor | None
     element: int = 0
     capacity: int = 0
     per_unit: int = 1
-    is_first: int = 0
+    resets: int = 0
 
 
 NO_LIMIT = Limit(None)
@@ -439,7 +439,7 @@ class PartLists(NamedTuple):
         chunk_lists: [chunks] int32, the list of each chunk.
         chunk_transmittances: [chunks, pixels of a part], T behind each chunk, negative where a pixel has stopped.
         chunk_colors: [chunks, D, pixels of a part], the contribution of each chunk, with the channels of
-            ``Images``.
+            ``Images.colors``.
         records, large: [nnz, width], and [nnz] bool, see ``pack_records``; None if the backward pass packs them again.
         launch_order: [parts * tiles] int64, the order in which programs take the lists; None for ascending order.
     """

@@ -64,9 +64,9 @@ def replaying() -> contextlib.AbstractContextManager[Any]:
 
 def sorting(n: int) -> contextlib.AbstractContextManager[Any]:
     """Context manager in which a tiny scene is sorted as n Gaussians: few by own kernels, many by PyTorch."""
-    if small_sorts is None or n <= small_sorts.RANKED_MAX:
+    if small_sorts is None or n <= small_sorts.ORDERED_MAX:
         return contextlib.nullcontext()
-    return mock.patch.multiple(small_sorts, RANKED_MAX=0, SCANNED_MAX=0)
+    return mock.patch.multiple(small_sorts, ORDERED_MAX=0, GATHERED_MAX=0)
 
 
 @dataclasses.dataclass(frozen=True)

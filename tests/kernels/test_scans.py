@@ -30,9 +30,9 @@ def check_sums(n, dtype=torch.int32):
     assert found.dtype == dtype and torch.equal(found, sums)
     total = int(sums[-1])
     for capacity, fits in ((total, 1), (total - 1, 0)):
-        for is_first in (0, 1):
-            bitmasks, needed = torch.arange(n, dtype=torch.int32), torch.full((N_NEEDED,), is_first)
-            limited = prefix_sums(lengths, limit=Limit(needed, 2, capacity, 4, is_first), bitmasks=bitmasks)
+        for resets in (0, 1):
+            bitmasks, needed = torch.arange(n, dtype=torch.int32), torch.full((N_NEEDED,), resets)
+            limited = prefix_sums(lengths, limit=Limit(needed, 2, capacity, 4, resets), bitmasks=bitmasks)
             assert torch.equal(limited, fits * sums.to(torch.int32))
             assert torch.equal(bitmasks, fits * torch.arange(n, dtype=torch.int32))
             assert needed.tolist() == [0, 0, -(-total // 4), 0, 0, 1 - fits]

@@ -16,7 +16,7 @@ N_TILES, BIAS = 40, 2**15
 
 @pytest.fixture(autouse=True)
 def _short_blocks(monkeypatch):
-    monkeypatch.setattr(small_sorts, "SCAN_BLOCK", 256)
+    monkeypatch.setattr(small_sorts, "GATHER_BLOCK", 256)
 
 
 def check(n, dtype=torch.float32, key_dtype=torch.int16):
@@ -24,12 +24,12 @@ def check(n, dtype=torch.float32, key_dtype=torch.int16):
     values = torch.randint(-9, 99, (n,), generator=generator).to(dtype) / 8  # some are equal
     values[:: max(n // 3, 1)] = torch.tensor(float("inf"))
     values[n // 2 :: 7] = -0.0
-    assert torch.equal(small_sorts.rank_values(values), kernels_torch.rank_values(values))
+    assert torch.equal(small_sorts.order_values(values), kernels_torch.order_values(values))
     first_key = -BIAS if key_dtype == torch.int16 else 0
     keys = (torch.randint(3, N_TILES + 1, (n,), generator=generator) + first_key).to(key_dtype)
     ids = torch.randint(0, 99, (n,), generator=generator, dtype=torch.int32)
-    found = small_sorts.scan_tiles(keys, ids, N_TILES, first_key)
-    for one, other in zip(found, kernels_torch.scan_tiles(keys, ids, N_TILES, first_key), strict=True):
+    found = small_sorts.gather_tiles(keys, ids, N_TILES, first_key)
+    for one, other in zip(found, kernels_torch.gather_tiles(keys, ids, N_TILES, first_key), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
 
 
@@ -53,10 +53,10 @@ def test_sorts_on_emulated_gpus(target, code):
     with tsplat_emulated(target, code):
         for n in SIZES[-2:]:
             check(n)
-        assert small_sorts.max_ranked(torch.empty(0)) == small_sorts.RANKED_MAX
-        assert small_sorts.max_scanned(torch.empty(0), small_sorts.SCANNED_TILES_MAX) == small_sorts.SCANNED_MAX
-        assert small_sorts.max_scanned(torch.empty(0), small_sorts.SCANNED_TILES_MAX + 1) == 0
+        assert small_sorts.max_ordered(torch.empty(0)) == small_sorts.ORDERED_MAX
+        assert small_sorts.max_gathered(torch.empty(0), small_sorts.GATHERED_TILES_MAX) == small_sorts.GATHERED_MAX
+        assert small_sorts.max_gathered(torch.empty(0), small_sorts.GATHERED_TILES_MAX + 1) == 0
 
 
 def test_a_cpu_sorts_by_numpy():
-    assert small_sorts.max_ranked(torch.empty(0)) == small_sorts.max_scanned(torch.empty(0), 1) == 0
+    assert small_sorts.max_ordered(torch.empty(0)) == small_sorts.max_gathered(torch.empty(0), 1) == 0

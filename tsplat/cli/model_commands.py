@@ -49,7 +49,7 @@ def convert(arguments: Namespace) -> int:
 
 
 def _convert(arguments: Namespace) -> dict[str, Any]:
-    """Writes a file of a model. Returns its description for ``--json``, as :func:`write`."""
+    """Writes a file of a model. Returns its description for ``--json``, as :func:`write` does."""
     reason = f"only for an output that ends in .html, found {str(arguments.out)!r}"
     refuse(arguments, ("title", "view", "background", *EXTRAS), reason)
     check_output(arguments.out, arguments.model)

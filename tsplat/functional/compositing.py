@@ -272,8 +272,8 @@ def rasterize_to_pixels_eval3d(
         opacities: [..., C, N] after sigmoid.
         image_width, image_height, tile_size: As in :func:`rasterize_to_pixels`.
         isect_offsets, flatten_ids, backgrounds, masks: As in :func:`rasterize_to_pixels`, for rows [..., C, N].
-        camera_model, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs: As in
-            :func:`tsplat.rasterization`.
+        camera_model, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs,
+        rolling_shutter, viewmats_rs, rays, backend, numerics: As in :func:`tsplat.rasterization`.
         ut_params: Checked, but without effect, as in gsplat: rays do not depend on the projection of the Gaussians.
         use_hit_distance: Whether the last channel is the distance along the ray, as with ``render_mode="d"`` of
             :func:`tsplat.rasterization`. It replaces the last color, which is not read.

@@ -8,7 +8,7 @@ from .intersection import max_unread_spans, tile_columns, tile_intersections, ti
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
 from .scans import prefix_sums
-from .small_sorts import max_ranked, max_scanned, rank_values, scan_tiles
+from .small_sorts import gather_tiles, max_gathered, max_ordered, order_values
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
 from .validation import find_valid
 
@@ -18,18 +18,18 @@ __all__ = [
     "composite_bwd",
     "composite_fwd",
     "find_valid",
+    "gather_tiles",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
-    "max_ranked",
-    "max_scanned",
+    "max_gathered",
+    "max_ordered",
     "max_unread_spans",
     "mcmc_noise",
     "mcmc_regularization",
+    "order_values",
     "prefix_sums",
     "projection_bwd",
     "projection_fwd",
-    "rank_values",
-    "scan_tiles",
     "spherical_harmonics_bwd",
     "spherical_harmonics_fwd",
     "sum_feature_gradients",

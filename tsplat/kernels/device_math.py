@@ -5,9 +5,9 @@ Vectors and matrices are tuples of tensors of the same shape, so nothing here de
 02 11 12 22, or 00 01 11). The gradient of a symmetric matrix is with respect to the triangle: an off-diagonal entry is
 the sum of the gradients of both entries of the full matrix. ``add``, ``times`` and ``where`` take tuples of any length.
 
-Functions work in any dtype: kernels run in fp32, and in tests also in fp64. ``FAST`` selects NVIDIA's instructions
-for fp32, see ``launch.has_fast_fp32``: approximate ones for exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed).
-``PTX`` selects NVIDIA's instructions for integers.
+Functions work in any dtype: kernels run in fp32, and in tests also in fp64. ``FAST`` is true for fp32 on NVIDIA GPUs,
+see ``launch.has_fast_fp32``. It selects approximate exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed), wide
+loads, and addresses by PTX. ``PTX`` selects NVIDIA's instructions that do not depend on the dtype, such as ``popc``.
 """
 
 from typing import Any, NamedTuple

@@ -1,8 +1,8 @@
 """Packed rows with a capacity, for replayed calls: moves the rows of visible Gaussians to the front.
 
 In passes, sizes of tensors must not depend on values. All Gaussians are therefore projected, and then packed into as
-many rows as the capacity. The packed row of a visible Gaussian is the inclusive prefix sum of the visible flags, minus
-1. The remaining rows are filled with culled Gaussians.
+many rows as the capacity. The packed row of a visible Gaussian is the number of visible Gaussians before it. The
+remaining rows are filled with culled Gaussians. On a GPU, up to `ONE_PROGRAM_MAX` rows are counted by each program.
 """
 
 import torch
@@ -14,7 +14,7 @@ from ..config import Size
 from ..data import N_NEEDED, Limit, ProjectedGaussians
 from .device_math import load_tuple, store_tuple
 from .launch import Int, is_compiled_for_cpu, kernel
-from .scans import ONE_PROGRAM_MAX, prefix_sums, record_total, sum_range
+from .scans import ONE_PROGRAM_MAX, prefix_sums, sum_range, update_needed
 
 BLOCK = 256
 
@@ -48,7 +48,7 @@ def _pack_rows_kernel(
         flag = tl.load(visible + index, mask=index < n, other=0).to(tl.int64)
         before_block = sum_range(visible, first * 0, first, BLOCK)
         n_visible = before_block + sum_range(visible, first, first * 0 + n, BLOCK)
-        record_total(limit, n_visible, first == 0, BLOCK)
+        update_needed(limit, n_visible, first == 0, BLOCK)
         fits = n_visible <= limit.capacity
         before = tl.where(fits, before_block + tl.cumsum(flag) - flag, 0)
         is_visible = fits & (flag != 0)
@@ -79,7 +79,7 @@ def pack_rows(projected: ProjectedGaussians, visible: Tensor, capacity: int) -> 
     n, device = len(visible), visible.device
     n_rows = min(n, capacity)
     needed = (torch.empty if n else torch.zeros)(N_NEEDED, dtype=torch.int64, device=device)
-    limit = Limit(needed, Size.ROWS, n_rows, is_first=1)
+    limit = Limit(needed, Size.ROWS, n_rows, resets=1)
     are_few = n <= ONE_PROGRAM_MAX and not is_compiled_for_cpu(visible)
     row_counts = None if are_few else prefix_sums(visible, limit=limit)
     packed = projected.map_rows(lambda values: values.new_empty(n_rows, *values.shape[1:]))._replace(

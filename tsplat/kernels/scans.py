@@ -1,7 +1,8 @@
 """Prefix sums of the lengths of lists, with a capacity: lists that do not fit are emptied.
 
-A first launch sums each section of the lengths, if there are several sections. In a second launch, each program adds up
-the sums of the preceding sections, and writes the prefix sums of its section. Integer sums do not depend on the order
+Up to `ONE_PROGRAM_MAX` lengths are summed by one program in one launch. Otherwise, a first launch sums each section of
+the lengths. In a second launch, each program adds up the sums of the preceding sections, and writes the prefix sums of
+its section. Integer sums do not depend on the order
 of addition.
 
 With a capacity, memory is allocated before lengths are known. The second launch compares the total with the capacity,
@@ -17,7 +18,8 @@ from ..data import N_NEEDED, NO_LIMIT, OVERFLOW, Limit
 from .launch import CPU_BLOCK, Int, block_size, kernel, programs
 
 SECTION = 2048
-"""Elements per program. Each program reads the sums of all sections: 500 for a million Gaussians."""
+"""Elements per program, if there are several programs. Each program reads the sums of all sections: 500 for a million
+Gaussians."""
 
 ONE_PROGRAM_MAX = 4 * SECTION
 """Number of elements up to which one program sums all, which costs less than a second launch."""
@@ -42,11 +44,14 @@ def sum_range(values, first, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def record_total(limit, total, mask, BLOCK: tl.constexpr):
-    """Records a total, int64: needed[element] = max(needed[element], total), and the overflow flag."""
+def update_needed(limit, total, mask, BLOCK: tl.constexpr):
+    """Updates the required size, needed[element] = max(needed[element], ceil(total / per_unit)), and the overflow flag.
+
+    If ``limit.resets``, earlier values count as 0. ``total`` is int64; ``mask`` selects the program that does this.
+    """
     lane = tl.arange(0, BLOCK)  # a lane per element
     mask = mask & (lane < ELEMENTS)
-    old = tl.load(limit.needed + lane, mask=mask & (limit.is_first == 0), other=0)
+    old = tl.load(limit.needed + lane, mask=mask & (limit.resets == 0), other=0)
     new = tl.where(lane == limit.element, (total + limit.per_unit - 1) // limit.per_unit, 0)
     new = tl.where(lane == OVERFLOW_ELEMENT, (total > limit.capacity).to(tl.int64), new)
     tl.store(limit.needed + lane, tl.maximum(old, new), mask=mask)
@@ -59,14 +64,14 @@ def _prefix_sums_kernel(
     sums,  # [n] int32 or int64, output
     bitmasks,  # [n] int32, updated in place, or None
     limit: "Limit",
-    n: "Int", n_sections: "Int", section_size: "Int", is_first: "Int",
+    n: "Int", n_sections: "Int", section_size: "Int", sums_sections: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sums a section of lengths if ``is_first``, and otherwise writes its prefix sums. One program per section."""
+    """Sums a section of lengths if ``sums_sections``, and otherwise writes its prefix sums. One program per section."""
     section = tl.program_id(0).to(tl.int64)
     first = section * section_size
     end = tl.minimum(first + section_size, n)
-    if is_first != 0:
+    if sums_sections != 0:
         tl.store(section_sums + section, sum_range(lengths, first, end, BLOCK))
     else:
         # The sum before the section, and the total.
@@ -90,7 +95,7 @@ def _prefix_sums_kernel(
             tl.store(sums + index, value.to(sums.dtype.element_ty), mask=index < end)
             before += tl.sum(length)
         if limit.needed is not None:
-            record_total(limit, total, section == 0, BLOCK)
+            update_needed(limit, total, section == 0, BLOCK)
 
 
 def prefix_sums(
@@ -109,7 +114,7 @@ def prefix_sums(
     n_sections = programs(n, section_size)
     section_sums = torch.empty(n_sections, dtype=torch.int64, device=lengths.device)
     # One kernel for both launches, so that a later call with more lengths does not compile another kernel.
-    for is_first in (1, 0) if n_sections > 1 else (0,):
+    for sums_sections in (1, 0) if n_sections > 1 else (0,):
         _prefix_sums_kernel.launch(
             n_sections,
             lengths=lengths,
@@ -120,7 +125,7 @@ def prefix_sums(
             n=n,
             n_sections=n_sections,
             section_size=section_size,
-            is_first=is_first,
+            sums_sections=sums_sections,
             BLOCK=block_size(lengths, BLOCK, CPU_BLOCK),
             num_warps=WARPS,
         )

@@ -1,7 +1,8 @@
 """Sorts of few values on a GPU, each by one launch. PyTorch's sort has several, and takes longer in Python.
 
-The place of a value is the number of values that precede it. All places are found at once, by comparisons with all
-values, so that many programs work on few values. Sorts are stable: equal values keep their order.
+`_order_kernel` finds the places of all values at once: the place of a value is the number of values that precede it, by
+comparisons with all values. `_gather_tiles_kernel` has a program per tile, which reads all keys. Sorts are stable:
+equal values keep their order.
 """
 
 import torch
@@ -10,27 +11,27 @@ from torch import Tensor
 
 from .launch import Int, block_size, is_compiled_for_cpu, kernel
 
-RANK_BLOCK, COLUMNS = 32, 256
-"""Values per program of ``_ranks_kernel``, and number of values that they are compared with at a time."""
+ORDER_BLOCK, COLUMNS = 32, 256
+"""Values per program of ``_order_kernel``, and number of values that they are compared with at a time."""
 
 WARPS = 8
 """Number of warps of a program."""
 
-RANKED_MAX = 4096
+ORDERED_MAX = 4096
 """Number of values up to which each is compared with all others."""
 
-SCAN_BLOCK = 2048
-"""Keys that a program of ``_scan_tiles_kernel`` reads at a time."""
+GATHER_BLOCK = 2048
+"""Keys that a program of ``_gather_tiles_kernel`` reads at a time."""
 
-SCANNED_MAX = 8192
+GATHERED_MAX = 8192
 """Number of keys up to which a program per tile reads all keys."""
 
-SCANNED_TILES_MAX = 1024
-"""Number of tiles up to which they do."""
+GATHERED_TILES_MAX = 1024
+"""Maximum number of tiles for which :func:`gather_tiles` is used."""
 
 
 @kernel
-def _ranks_kernel(
+def _order_kernel(
     values,  # [n]
     order,  # [n] int64, output
     n: "Int",
@@ -49,7 +50,7 @@ def _ranks_kernel(
 
 
 @kernel
-def _scan_tiles_kernel(
+def _gather_tiles_kernel(
     keys,  # [M] int16 or int32
     flatten_ids,  # [M] int32
     sorted_keys,  # [M] int16 or int32, output
@@ -64,7 +65,7 @@ def _scan_tiles_kernel(
     lane = tl.arange(0, BLOCK)
     n_before = tl.zeros([BLOCK], tl.int32)
     for begin in range(0, n, BLOCK):
-        other = tl.load(keys + begin + lane, mask=begin + lane < n, other=32767).to(tl.int32)
+        other = tl.load(keys + begin + lane, mask=begin + lane < n, other=0).to(tl.int32)
         n_before += ((other < key) & (begin + lane < n)).to(tl.int32)
     start = tl.sum(n_before)
     tl.store(isect_offsets + tl.program_id(0), start)
@@ -78,30 +79,30 @@ def _scan_tiles_kernel(
         start += tl.sum(is_in_tile.to(tl.int32))
 
 
-def max_ranked(tensor: Tensor) -> int:
-    """Returns the number of values up to which :func:`rank_values` takes less time than a sort. It is 0 on a CPU."""
-    return 0 if is_compiled_for_cpu(tensor) else RANKED_MAX
+def max_ordered(tensor: Tensor) -> int:
+    """Returns the number of values up to which :func:`order_values` takes less time than a sort. It is 0 on a CPU."""
+    return 0 if is_compiled_for_cpu(tensor) else ORDERED_MAX
 
 
-def rank_values(values: Tensor) -> Tensor:
+def order_values(values: Tensor) -> Tensor:
     """Returns the indices [n] int64 that sort values [n] stably. Values must not contain NaN."""
     n = values.numel()
     order = torch.empty(n, dtype=torch.int64, device=values.device)
-    _ranks_kernel.launch_elementwise(
-        n, RANK_BLOCK, values=values, order=order, n=n, COLUMNS=block_size(values, COLUMNS), num_warps=WARPS
+    _order_kernel.launch_elementwise(
+        n, ORDER_BLOCK, values=values, order=order, n=n, COLUMNS=block_size(values, COLUMNS), num_warps=WARPS
     )
     return order
 
 
-def max_scanned(tensor: Tensor, n_tiles: int) -> int:
-    """Returns the number of intersections up to which :func:`scan_tiles` takes less time than a sort.
+def max_gathered(tensor: Tensor, n_tiles: int) -> int:
+    """Returns the number of intersections up to which :func:`gather_tiles` takes less time than a sort.
 
     It is 0 on a CPU, and for many tiles.
     """
-    return 0 if is_compiled_for_cpu(tensor) or n_tiles > SCANNED_TILES_MAX else SCANNED_MAX
+    return 0 if is_compiled_for_cpu(tensor) or n_tiles > GATHERED_TILES_MAX else GATHERED_MAX
 
 
-def scan_tiles(
+def gather_tiles(
     keys: Tensor, flatten_ids: Tensor, n_tiles: int, first_key: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sorts intersections stably by key, and makes the lists of tiles.
@@ -120,7 +121,7 @@ def scan_tiles(
         torch.empty_like(flatten_ids),
     )
     isect_offsets = flatten_ids.new_empty(n_tiles + 1)
-    _scan_tiles_kernel.launch(
+    _gather_tiles_kernel.launch(
         n_tiles + 1,
         keys=keys,
         flatten_ids=flatten_ids,
@@ -130,7 +131,7 @@ def scan_tiles(
         isect_offsets=isect_offsets,
         n=keys.numel(),
         first_key=first_key,
-        BLOCK=block_size(keys, SCAN_BLOCK),
+        BLOCK=block_size(keys, GATHER_BLOCK),
         num_warps=WARPS,
     )
     return sorted_keys, sorted_ids, indices, isect_offsets

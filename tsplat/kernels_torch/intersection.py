@@ -145,19 +145,19 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
     return flatten_ids[indices], indices.to(torch.int32), isect_offsets
 
 
-def max_ranked(tensor: Tensor) -> int:
+def max_ordered(tensor: Tensor) -> int:
     return 0
 
 
-def rank_values(values: Tensor) -> Tensor:
+def order_values(values: Tensor) -> Tensor:
     return values.argsort(stable=True)
 
 
-def max_scanned(tensor: Tensor, n_tiles: int) -> int:
+def max_gathered(tensor: Tensor, n_tiles: int) -> int:
     return 0
 
 
-def scan_tiles(
+def gather_tiles(
     keys: Tensor, flatten_ids: Tensor, n_tiles: int, first_key: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     sorted_keys, indices = keys.sort(stable=True)
@@ -171,7 +171,7 @@ def prefix_sums(
     sums = lengths.cumsum(0)
     if limit.needed is not None:
         fits = sums[-1] <= limit.capacity
-        if limit.is_first:
+        if limit.resets:
             limit.needed.zero_()
         limit.needed[limit.element] = (sums[-1] + (limit.per_unit - 1)) // limit.per_unit
         limit.needed[OVERFLOW] |= ~fits

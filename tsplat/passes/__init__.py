@@ -2,9 +2,9 @@
 
 The first call with a cache key runs the stages. The second call is traced (`traced_calls`): its launches and operators
 become passes (`replay`), one forward and up to two backward, whose tensors have offsets in arenas (`arenas`). The
-second and later calls replay these passes at new addresses, with the same bits (`calls`, `replayed_meta`). Without
-gradients, the third call is traced again, with lists of the sizes that the second call has measured.
-`replay_cache` computes cache keys, and decides which calls are replayed.
+second and later calls replay these passes at new addresses, with the same bits (`calls`, `replayed_meta`). If
+grad mode is off and no capacity is given, the third call is traced again, with lists of the sizes that the second call
+has measured. `replay_cache` computes cache keys, and decides which calls are replayed.
 """
 
 from .replay_cache import replayed

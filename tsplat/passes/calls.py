@@ -3,8 +3,9 @@
 The first node maps inputs to ``means2d``, whose gradient strategies read, and to carriers. The second node maps
 ``means2d``, the first carrier, and the inputs that only compositing reads, to images. A *carrier* is a tensor without
 content. Its gradient is an arena. That of the first one holds the other gradients that the backward pass of images
-hands over to the backward pass of ``means2d``, such as those of conics, opacities and colors of rows. A second carrier
-is for the rows that images do not depend on, if there are any. It has a gradient only if these rows of ``meta`` do.
+hands over to the backward pass of ``means2d``, such as those of conics, opacities and colors of rows. A second carrier,
+if needed, stands for the values of ``meta`` that images do not depend on. It has a gradient only if the loss reads one
+of these.
 """
 
 from __future__ import annotations

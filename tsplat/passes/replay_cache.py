@@ -43,8 +43,9 @@ ENTRIES_MAX = 256
 def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorates a rendering function to replay passes if a call has the cache key of earlier ones.
 
-    The first call with a key runs the stages, that is, the function. The second call is traced and, without gradients,
-    also the third one. Some calls always run the stages; see :func:`is_plain_call` and :meth:`ReplayCache.replay`.
+    The first call with a key runs the stages, that is, the function. The second call is traced. If grad mode is off and
+    no capacity is given, so is the third one. Some calls always run the stages; see :func:`is_plain_call` and
+    :meth:`ReplayCache.replay`.
     """
     cache = ReplayCache(function)
     _caches.append(cache)
@@ -81,7 +82,7 @@ class CacheEntry:
         last_used: The number of calls of the function before the last one with this key.
         options: The options of the calls; None before the first call.
         capacities: The capacities of lists in passes; None before the first call.
-        are_measured: Whether the capacities follow from the required sizes of a call. Those of the first call follow
+        is_measured: Whether ``capacities`` follow from the required sizes of a call. Those of the first call follow
             from its number of intersections, which bounds the sizes.
         min_capacities: Capacities that were exceeded: lower bounds for the next trace; or None.
         v_strides: Image index -> strides of the incoming gradient in the first call; C order if absent.
@@ -92,7 +93,7 @@ class CacheEntry:
         self.is_replayable, self.last_used = is_replayable, 0
         self.options: Options | None = None
         self.capacities: Capacities | None = None
-        self.are_measured = False
+        self.is_measured = False
         self.min_capacities: Capacities | None = None
         self.v_strides: dict[int, tuple[int, ...]] = {}
         self.runner: Runner | None = None
@@ -178,14 +179,14 @@ class ReplayCache:
             # On a CPU, the overflow flag is known at once.
             if traced.on_gpu or are_checks_deferred() or call.overflows():
                 check_replayed(call.tensor(traced.needed), traced.capacities)
-        elif (sizes := call.state.needed) is not None and (sizes[-1] or not entry.are_measured):
+        elif (sizes := call.state.needed) is not None and (sizes[-1] or not entry.is_measured):
             needed, used = Capacities(*sizes[:-1]), entry.capacities
             if sizes[-1]:  # a capacity was exceeded
                 entry.capacities, entry.min_capacities = capacities_for(needed, used), used
-                entry.are_measured, entry.runner = False, None
+                entry.is_measured, entry.runner = False, None
                 return None
             # The next call is traced again, with smaller lists.
-            entry.capacities, entry.are_measured, entry.runner = capacities_for(needed), True, None
+            entry.capacities, entry.is_measured, entry.runner = capacities_for(needed), True, None
         return call.results()
 
     def _modes(self) -> list[Any]:
@@ -197,8 +198,8 @@ class ReplayCache:
     def _runner(self, entry: CacheEntry, arguments: dict[str, Any]) -> Runner | None:
         """Returns the runner of an entry. Traces the call if necessary; returns None if that fails.
 
-        Without gradients, a trace takes less time than a rendered image, so the sizes of lists are not measured before:
-        the first replay has long lists, and measures them.
+        If grad mode is off, a trace takes less time than a rendered image, so the sizes of lists are not measured
+        before: the first replay has long lists, and measures them.
         """
         if entry.runner is None:
             traced = self._trace(entry, arguments, measures=torch.is_grad_enabled())
@@ -242,9 +243,9 @@ class ReplayCache:
         counts_lists = entry.options.capacity is None
         try:
             with DeferredSignals():  # an interrupt would leave checks deferred
-                if counts_lists and not entry.are_measured and (measures or entry.min_capacities is not None):
+                if counts_lists and not entry.is_measured and (measures or entry.min_capacities is not None):
                     entry.capacities = capacities_for(self._measure(entry.capacities, arguments), entry.min_capacities)
-                    entry.are_measured = True
+                    entry.is_measured = True
                 arguments = with_capacities(arguments, entry.capacities)
                 return TracedCall(self._function, arguments, entry.v_strides, counts_lists=counts_lists)
         except Exception as error:  # if the trace fails, the stages run

@@ -250,7 +250,8 @@ class _Operators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns False. Otherwise, the first trace of a process imports torch._dynamo, which takes a second."""
+        """Returns False. If it returned True, the first trace of a process would import torch._dynamo, which takes a
+        second."""
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

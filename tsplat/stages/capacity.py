@@ -24,7 +24,8 @@ HEADROOM = 1.5
 """``"auto"`` chooses this multiple of the required size."""
 
 PASS_HEADROOM = 1.0625
-"""Capacities of a replayed call, as a multiple of the sizes of the traced call. If one is exceeded, the stages run."""
+"""Capacities of a replayed call, as a multiple of the sizes that an earlier call required. If one is exceeded, the
+stages run."""
 
 VARYING_HEADROOM = 1.25
 """The same multiple for calls whose lists vary: training views, and calls that have exceeded a capacity."""

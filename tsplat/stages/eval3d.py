@@ -24,7 +24,8 @@ from ..kernels_torch.shutters import exposure_time, pose_at
 from .inputs import gather_features
 
 DIRECTION_MIN = 1e-18
-"""Length of the shortest direction of a ray. The square of a shorter one is subnormal in fp32."""
+"""Length of the shortest direction of a ray. Its square must be a normal number in fp32, the smallest of which is
+1.2e-38."""
 
 
 def with_world_shapes(
@@ -127,7 +128,7 @@ def check_rays(rays: object, shape: tuple[int, ...]) -> Tensor:
 def unit_rays(rays: Tensor) -> Tensor:
     """Normalizes the directions of the caller's rays [..., 6]. Differentiable.
 
-    Invalid rays, and those with a direction shorter than ``DIRECTION_MIN``, become 0: their pixels have no ray.
+    Invalid rays become 0, as do directions shorter than ``DIRECTION_MIN``: their pixels have no ray.
     """
     valid = (rays.detach().abs() <= MAGNITUDE_MAX).all(-1, keepdim=True)
     rays = torch.where(valid, rays, 0.0)
@@ -138,7 +139,7 @@ def unit_rays(rays: Tensor) -> Tensor:
 
 
 def given_rays(rays: Tensor) -> Rays:
-    """Converts the caller's rays [I, H, W, 6]. Differentiable."""
+    """Returns the rays of pixels, with origins, given the caller's rays [I, H, W, 6]. Differentiable."""
     return Rays(unit_rays(rays).permute(0, 3, 1, 2), None)
 
 

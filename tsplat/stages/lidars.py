@@ -121,7 +121,7 @@ class RowOffsetStructuredSpinningLidarModelParameters:
     @property
     def fov_horiz_rad(self) -> FOV:
         """The field of view from the first to the last azimuth of any row, at most 360 degrees."""
-        direction = direction_of("lidar_coeffs", self)
+        direction = direction_of(self, "lidar_coeffs")
         grows = direction is SpinningDirection.COUNTER_CLOCKWISE
         azimuths, offsets = self.column_azimuths_rad.detach(), self.row_azimuth_offsets_rad.detach()
         least, most = offsets.min().item(), offsets.max().item()
@@ -131,7 +131,7 @@ class RowOffsetStructuredSpinningLidarModelParameters:
         return FOV(start, min(span, 2 * math.pi), direction)
 
 
-def direction_of(name: str, lidar: object) -> SpinningDirection:
+def direction_of(lidar: object, name: str) -> SpinningDirection:
     """Returns the spinning direction of a lidar, of tsplat or gsplat, that is passed as the argument `name`."""
     direction = name_of(getattr(lidar, "spinning_direction", None))
     check_choice(f"{name}.spinning_direction", direction, tuple(SpinningDirection.__members__))
@@ -181,14 +181,15 @@ class LidarLayout:
 
     @classmethod
     def of(cls, lidar: object, name: str = "lidar_coeffs") -> LidarLayout:
-        """Checks the parameters of a lidar, of tsplat or gsplat, and computes its layout. `name` is its argument.
+        """Checks the parameters of a lidar, of tsplat or gsplat, and computes its layout. `name` is the argument
+        that holds it, for messages.
 
         Raises:
             ArgumentError: A field is missing, or the fields do not describe a spinning lidar.
         """
         tables = tuple(check_tensor(f"{name}.{n}", getattr(lidar, n, None), [None], "[n]") for n in TABLES)
         check_devices({f"{name}.{n}": table for n, table in zip(TABLES, tables)})
-        direction = direction_of(name, lidar)
+        direction = direction_of(lidar, name)
         layout = next((known for key, known in _layouts if _is_same(key, direction, tables)), None)
         if layout is None:
             layout = _lay_out(tables, 1 if direction is SpinningDirection.COUNTER_CLOCKWISE else -1, name)
@@ -452,10 +453,12 @@ def _lay_out(tables: tuple[Tensor, ...], sign: int, name: str) -> LidarLayout:
 
 
 def check_no_lens(arguments: Mapping[str, Any]) -> None:
-    """Raises if the arguments of a call with a lidar, by name, describe a lens."""
+    """Raises ArgumentError if the arguments of a call with a lidar, by name, describe a lens."""
     for name in LensArguments._fields:
         if name != "viewmats_rs" and arguments[name] is not None:
-            raise ArgumentError(f"{name}: expected None for lidars, whose rays do not pass through a lens")
+            raise ArgumentError(
+                f"{name}: expected None, as lidars have no lens, found a {type(arguments[name]).__name__}; pass None"
+            )
 
 
 def check_lidar(

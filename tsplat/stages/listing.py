@@ -37,14 +37,14 @@ def depth_order(depths: Tensor, backend: Backend, image_ids: Tensor | None = Non
 
     Args:
         depths: [nnz].
-        backend: The backend that ranks few depths.
+        backend: The backend that orders few depths.
         image_ids: [nnz] int64; None if rows are [n_segments, N].
         n_segments: The number of images, to sort the rows of each image separately; or 1.
     """
     if n_segments <= 1:
         kernels = launchers(depths.device, backend)
-        if 0 < depths.numel() <= kernels.max_ranked(depths):
-            order: Tensor = kernels.rank_values(depths)
+        if 0 < depths.numel() <= kernels.max_ordered(depths):
+            order: Tensor = kernels.order_values(depths)
             return order
         return stable_argsort(depths)
     if image_ids is None:
@@ -144,11 +144,11 @@ def list_with_capacities(
         budget.admit(capacities.spans, max(capacities.intersections, capacities.entries))
     except OverBudgetError as error:
         raise MemoryBudgetError(f"capacity: {error}; pass a smaller capacity, or None to render in bands") from None
-    is_first = int(needed is None)
+    resets = int(needed is None)
     if needed is None:
         needed = torch.empty(N_NEEDED, dtype=torch.int64, device=screen.depth_order.device)
     limits = (
-        Limit(needed, Size.SPANS, capacities.spans, is_first=is_first),
+        Limit(needed, Size.SPANS, capacities.spans, resets=resets),
         Limit(needed, Size.INTERSECTIONS, capacities.intersections),
     )
     band = (0, grid.n_tile_rows)
@@ -185,8 +185,8 @@ def list_intersections(
     kernels = launchers(screen.means2d.device, settings.backend)
     first_key = first_tile - key_bias
     keys, flatten_ids = kernels.tile_intersections(screen, grid, spans, key_dtype, key_bias, first_key + n_tiles)
-    if sort and not settings.segmented and 0 < keys.numel() <= kernels.max_scanned(keys, n_tiles):
-        keys, flatten_ids, unsorted_indices, isect_offsets = kernels.scan_tiles(keys, flatten_ids, n_tiles, first_key)
+    if sort and not settings.segmented and 0 < keys.numel() <= kernels.max_gathered(keys, n_tiles):
+        keys, flatten_ids, unsorted_indices, isect_offsets = kernels.gather_tiles(keys, flatten_ids, n_tiles, first_key)
     elif sort:
         keys, indices = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
         flatten_ids, unsorted_indices, isect_offsets = kernels.tile_lists(

@@ -232,7 +232,7 @@ def test_stages_render_what_rasterization_renders(seed):
         (dict(rays=torch.zeros(1, 40, 9, 6)), "rays: expected a shape that broadcasts to"),
         (dict(rolling_shutter="ROLLING_TOP_TO_BOTTOM"), "rolling_shutter: expected GLOBAL or ROLLING_LEFT_TO_RIGHT"),
         (dict(viewmats=torch.zeros(1, 3, 4)), "viewmats: expected"),
-        (dict(radial_coeffs=torch.zeros(1, 4)), "radial_coeffs: expected None for lidars"),
+        (dict(radial_coeffs=torch.zeros(1, 4)), "radial_coeffs: expected None, as lidars"),
         (dict(isect_offsets=torch.zeros(1, 4, 5, dtype=torch.int32)), "isect_offsets: expected"),
     ],
 )

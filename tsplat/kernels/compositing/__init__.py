@@ -123,7 +123,7 @@ def composite_fwd(
         backgrounds: [I, D] or None; depth has background 0.
         masks: [I, tiles] bool or None; a false tile shows the background.
         intersections: The intersections of the band.
-        images: Output.
+        images: Output, see :class:`Images`.
         settings: See :class:`CompositingSettings`.
         rays: The rays of pixels, if the footprint is evaluated along rays.
 
@@ -180,7 +180,7 @@ def composite_bwd(
 
     Args:
         splats, backgrounds, intersections, settings: As in :func:`composite_fwd`; ``gaussian_major`` is required.
-        images: Outputs of :func:`composite_fwd`.
+        images: Outputs of :func:`composite_fwd`, see :class:`SavedImages`.
         v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel; and [I, H, W, 1], or None for
             zero.
         v_splats: Gradients from earlier bands, which are added to and returned; or None.

@@ -16,13 +16,13 @@ from .tuning import walk_options
 from .walk_arguments import BandTask, Chunks, Entries, ImageGradients, PartGrid, Ranges, Walk
 from .walk_steps import (
     begin_backward,
-    blend_vjp,
     inverse_transmittance,
     load_chunk_transmittance,
     load_entry,
     load_range,
     part_coordinates,
     part_pixels,
+    remove_gaussian,
 )
 
 
@@ -124,7 +124,7 @@ def _step(
     feature_sums = ()
     for b in tl.static_range(len(pixel_ends)):
         block_state = states[b] if WALK.DISTORTION else ()
-        block_t, block_behind, weight, g, local, block_v, block_state = blend_vjp(
+        block_t, block_behind, weight, g, local, block_v, block_state = remove_gaussian(
             record, centers[b], transmittance[b], behind[b], pixel_ends[b], v_colors[b], block_state, entry, WALK
         )
         new_transmittance = new_transmittance + (block_t,)

@@ -202,8 +202,8 @@ def _features_bwd_kernel(
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
             record = _load_group(records, rows, in_range, WALK)
-            is_listed = entry[:, None, None] < pixel_end[None]
-            alphas, e, local = alpha_at(record, _of_group(pixels.position), is_listed, WALK)
+            is_passed = entry[:, None, None] < pixel_end[None]
+            alphas, e, local = alpha_at(record, _of_group(pixels.position), is_passed, WALK)
             # Blend the Gaussians one after the other, for w and g:
             # T <- T / (1 - alpha);  w = alpha T;  g = w (v . c - behind), 0 where alpha is clamped;
             # behind <- behind + alpha (v . c - behind)

@@ -55,7 +55,8 @@ def _find_slots(
     Returns:
         The results of ``entry_indices``; for each part, whether its entry has a slot (0 or 1); the number of slots.
     """
-    list_index = tl.minimum(tl.load(keys + index).to(tl.int32) - first_key, n_tiles - 1)  # in bounds if lists are empty
+    # Intersections past the last one have the key of no tile; if all lists are empty, they are read.
+    list_index = tl.minimum(tl.load(keys + index).to(tl.int32) - first_key, n_tiles - 1)
     entry_index, is_listed = entry_indices(bitmasks, bit_counts, n_words, index, PARTS, PTX)
     has_slot = ()
     count = tl.zeros_like(list_index)

@@ -123,7 +123,7 @@ class Part(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Constants of kernels that walk lists Gaussian by Gaussian.
+    """Constants of kernels that evaluate splats at pixels: walks, also those by matrix products, and ``alphas``.
 
     Attributes:
         FOOTPRINT: The footprint.

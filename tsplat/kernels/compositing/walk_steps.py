@@ -246,12 +246,12 @@ def load_entry_slots(entries, pointer, index):
 
 
 @triton.jit
-def alpha_at(record, pixel, is_listed, WALK: tl.constexpr):
+def alpha_at(record, pixel, mask, WALK: tl.constexpr):
     """Evaluates a Gaussian at pixels.
 
     Returns:
-        alpha = min(alpha_max, 2^e), 0 below ALPHA_MIN and where ``is_listed`` is false; e; the local coordinates of the
-        pixels.
+        alpha = min(alpha_max, 2^e), 0 below ALPHA_MIN and where ``mask``, a scalar or per pixel, is false; e; the local
+        coordinates of the pixels.
     """
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     local = FOOTPRINT.locate(record, pixel)
@@ -261,7 +261,7 @@ def alpha_at(record, pixel, is_listed, WALK: tl.constexpr):
         # Subnormal numbers cost a CPU a hundred cycles.
         exponent = tl.maximum(e, -126.0)
     alpha = tl.minimum(exp2(exponent, WALK.FAST), record[FOOTPRINT.VALUES + OPACITY_VALUES - 1])
-    return tl.where((e >= constant(WALK.LOG2_ALPHA_MIN, e)) & is_listed, alpha, 0.0), e, local
+    return tl.where((e >= constant(WALK.LOG2_ALPHA_MIN, e)) & mask, alpha, 0.0), e, local
 
 
 @triton.jit
@@ -313,14 +313,14 @@ def inverse_transmittance(transmittance, FAST: tl.constexpr):
 
 
 @triton.jit
-def absorb_vjp(transmittance, alpha, e, behind, v_dot_c, WALK: tl.constexpr):
+def absorb_vjp(transmittance, alpha, e, behind, v_weight, WALK: tl.constexpr):
     """Removes a Gaussian from a pixel, back to front: the vector-Jacobian product of ``absorb``.
 
     Args:
         transmittance: T behind the Gaussian.
         alpha, e: See ``alpha_at``.
         behind: v . (color that is visible behind the Gaussian), with the gradient v of the pixel.
-        v_dot_c: v . (color of the Gaussian).
+        v_weight: The gradient of the weight, v . (color of the Gaussian), and with distortion its term.
 
     Returns:
         T and ``behind`` in front of the Gaussian, its weight, and g = alpha dL/d alpha, 0 where alpha is clamped.
@@ -329,14 +329,14 @@ def absorb_vjp(transmittance, alpha, e, behind, v_dot_c, WALK: tl.constexpr):
     transmittance = transmittance * reciprocal(1.0 - alpha, WALK.FAST)
     weight = alpha * transmittance
     # behind <- behind + alpha (v . c - behind);  g = w (v . c - behind)
-    difference = v_dot_c - behind
+    difference = v_weight - behind
     behind = tl.fma(alpha, difference, behind)
     g = tl.where(e <= constant(WALK.LOG2_ALPHA_MAX, e), weight * difference, 0.0)
     return transmittance, behind, weight, g
 
 
 @triton.jit
-def blend_vjp(record, pixel, transmittance, behind, pixel_end, v_color, state, entry, WALK: tl.constexpr):
+def remove_gaussian(record, pixel, transmittance, behind, pixel_end, v_color, state, entry, WALK: tl.constexpr):
     """Removes a Gaussian from the pixels of a block, back to front. ``state`` is the state of ``distortion``, or ().
 
     Returns:

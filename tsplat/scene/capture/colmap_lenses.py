@@ -1,4 +1,4 @@
-"""COLMAP's camera models beyond OpenCV's: project directions to pixels, and invert the projection, by pycolmap.
+"""Projects directions through COLMAP's camera models beyond OpenCV's, and inverts the projection, by pycolmap.
 
 COLMAP's documentation (https://colmap.github.io/cameras.html) refers to ``src/colmap/sensor/models.h`` for parameters
 and equations: FULL_OPENCV is OpenCV's rational model. FOV is the model of Devernay and Faugeras (2001), DIVISION of

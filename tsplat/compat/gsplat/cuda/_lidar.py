@@ -81,7 +81,7 @@ class RowOffsetStructuredSpinningLidarModelParametersExt(RowOffsetStructuredSpin
         object.__setattr__(self, "tiling", tiling)
 
 
-def tiling_of(name: str, lidar: object) -> LidarTiling:
+def tiling_of(lidar: object, name: str) -> LidarTiling:
     """Returns the tiling of a lidar, tsplat's or gsplat's. ``name`` is the argument of the lidar."""
     tiling: LidarTiling | None = getattr(lidar, "tiling", None)
     if tiling is None:
@@ -97,7 +97,7 @@ def _relative_angles(lidar: RowOffsetStructuredSpinningLidarModelParameters) -> 
     row, [H, W] each, in radians."""
     azimuths = lidar.column_azimuths_rad + lidar.row_azimuth_offsets_rad[:, None]
     behind = azimuths - lidar.fov_horiz_rad.start
-    if direction_of("lidar", lidar) is SpinningDirection.CLOCKWISE:
+    if direction_of(lidar, "lidar") is SpinningDirection.CLOCKWISE:
         behind = -behind
     # The first element is at 0, even if rounding moves it before 0.
     behind = (behind + 1e-6).remainder(2 * math.pi) - 1e-6
@@ -125,7 +125,7 @@ def compute_angles_to_columns_map(
         ArgumentError: The lidar or a number is invalid.
         MissingExtraError: SciPy, which finds the nearest elements, is not installed.
     """
-    LidarLayout.of(lidar, "lidar")
+    LidarLayout.of(lidar, "lidar")  # raises if the lidar is invalid
     resolution_factor = check_size("resolution_factor", resolution_factor)
     if not isinstance(dtype, torch.dtype):
         raise ArgumentTypeError(f"dtype: expected a torch.dtype, found {type(dtype).__name__}")
@@ -165,7 +165,7 @@ def compute_tiling(
         ArgumentError: The lidar or a number is invalid, or more than ``max_pts_per_tile`` elements within a tile's
             elevations have the same azimuth, so that no number of tiles along the azimuth separates them.
     """
-    LidarLayout.of(lidar_params, "lidar_params")
+    LidarLayout.of(lidar_params, "lidar_params")  # raises if the lidar is invalid
     n_bins_elevation, max_pts_per_tile, resolution_elevation, densification_factor_azimuth = (
         check_size(name, value)
         for name, value in (
@@ -255,7 +255,7 @@ def isect_tiles_lidar(
         if n_images is None or image_ids is None:
             raise ArgumentError("image_ids: required with n_images if packed is True")
         check_ids("image_ids", image_ids, check_size("n_images", n_images), depths.shape, "[nnz] as depths")
-    preset, tiling = check_numerics(numerics), tiling_of("lidar", lidar)
+    preset, tiling = check_numerics(numerics), tiling_of(lidar, "lidar")
     check_devices(
         dict(means2d=means2d, radii=radii, depths=depths, image_ids=image_ids, tiling=tiling.cdf_dense_ray_mask)
     )
@@ -310,7 +310,7 @@ class _Interval:
     ) -> tuple[_Interval, _Interval]:
         circle, span = FULL_CIRCLE, SCALE * lidar.fov_horiz_rad.span
         behind = angles - SCALE * lidar.fov_horiz_rad.start
-        if direction_of("lidar", lidar) is SpinningDirection.CLOCKWISE:
+        if direction_of(lidar, "lidar") is SpinningDirection.CLOCKWISE:
             behind = -behind
         behind = behind.remainder(circle)
         first, end = behind - radii, behind + radii

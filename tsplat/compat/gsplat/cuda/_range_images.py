@@ -54,7 +54,7 @@ def element_inputs(arguments: dict[str, Any]) -> tuple[ElementTiles, RayInputs]:
     for name, size in (("image_width", layout.n_columns), ("image_height", layout.n_rows)):
         if check_size(name, given[name]) != size:
             raise ArgumentError(f"{name}: expected {size} as in lidar_coeffs, found {given[name]}")
-    tiling = tiling_of("lidar_coeffs", arguments["lidar_coeffs"])
+    tiling = tiling_of(arguments["lidar_coeffs"], "lidar_coeffs")
     tiles = ElementTiles.of(layout, tiling, check_tile_size(given["tile_size"]))
     given |= dict(image_width=tiles.width, image_height=tiles.height)
     if given["rays"] is not None and isinstance(given["viewmats"], Tensor):
