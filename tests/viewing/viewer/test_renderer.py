@@ -9,6 +9,7 @@ import torch
 
 from tests.support.training_scenes import make_gaussians
 from tsplat import ArgumentError
+from tsplat.passes.replay_cache import ReplayCache
 from tsplat.scene import Camera, Gaussians, intrinsics, look_at
 from tsplat.scene.cameras import panorama_intrinsics
 from tsplat.scene.culling import CulledModel
@@ -150,6 +151,20 @@ def test_large_models_show_their_largest_gaussians_in_time(renderer, gaussians, 
     inside = Settings(crop=((1.0, -9.0, -9.0), (9.0, 9.0, 9.0)))
     monkeypatch.setattr(renderer_module, "LARGE", 50)
     assert renderer.render(POSE, inside, seconds=1e-9).is_full
+
+
+@pytest.mark.parametrize("surfels", [False, True])
+def test_images_at_rest_of_large_models_are_not_traced(surfels, gaussians, monkeypatch):
+    renderer = Renderer(dataclasses.replace(gaussians, surfels=surfels))
+    expected = renderer.render(POSE, Settings()).image
+    calls, trace = [], ReplayCache.replay
+    monkeypatch.setattr(ReplayCache, "replay", lambda self, *given: (calls.append(trace(self, *given)), calls[-1])[1])
+    monkeypatch.setattr(renderer_module, "LARGE", 20)
+    for _ in range(3):
+        assert np.array_equal(renderer.render(POSE, Settings()).image, expected)
+    assert calls == [None] * 3  # the stages run
+    monkeypatch.setattr(renderer_module, "available_bytes", lambda: None)
+    assert np.array_equal(renderer.render(POSE, Settings()).image, expected)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from ...scene.culling import CulledModel
 from ...scene.gaussians import Gaussians
 from ...scene.images import to_bytes
 from ...scene.option_types import Box, Color
+from ...support.free_memory import available_bytes
 from ..appearances import as_centers, as_ellipsoids, as_normals
 from ..colormaps import apply_colormap, color_depths_over_checks, depth_limits
 
@@ -230,7 +231,8 @@ class Renderer:
             camera = pose.camera(width, height, settings.model)
             start = time.perf_counter()
             gaussians = self.seen_by(camera, settings, n_max)
-            image, visible, depths = self._rasterize(gaussians, camera, settings)
+            budget = self._memory_budget() if seconds is None and self.is_large() else None
+            image, visible, depths = self._rasterize(gaussians, camera, settings, budget)
             taken = time.perf_counter() - start
             if n_max == self._n_max:  # times of images at rest do not predict those with fewer Gaussians
                 self._samples.append((width * height, taken))
@@ -255,6 +257,16 @@ class Renderer:
         """Returns whether Gaussians may be left out to save time."""
         return len(self.gaussians) > LARGE
 
+    def _memory_budget(self) -> int | None:
+        """Returns the `memory_budget` of images of all Gaussians of a large model: between a quarter and a half of the
+        free memory on a CPU; otherwise None.
+
+        Calls with a budget are neither traced nor replayed. On a CPU, replays of such an image take as long as the
+        image itself, its trace takes half as long, and both keep memory.
+        """
+        free = available_bytes() if self.gaussians.means.device.type == "cpu" and self.backend != "reference" else None
+        return 1 << (free.bit_length() - 2) if free else None
+
     def cropped(self, box: Box | None) -> Gaussians:
         """Returns the Gaussians with centers in a box; None for all."""
         if box is None:
@@ -274,7 +286,7 @@ class Renderer:
 
     @torch.no_grad()
     def _rasterize(
-        self, gaussians: Gaussians, camera: Camera, settings: Settings
+        self, gaussians: Gaussians, camera: Camera, settings: Settings, memory_budget: int | None = None
     ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], int, tuple[float, float] | None]:
         if settings.show == "normals":
             gaussians = as_normals(gaussians, camera.position)
@@ -294,6 +306,7 @@ class Renderer:
             radius_clip=settings.radius_clip,
             eps2d=settings.eps2d,
             backend=self.backend,
+            memory_budget=memory_budget,
         )
         visible = int((meta["radii"] > 0).all(-1).sum())
         image, alpha = images[0], alphas[0, ..., 0]
