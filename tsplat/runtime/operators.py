@@ -73,6 +73,7 @@ class Operator:
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._tensors = tuple([name for name, kind in schema_types.items() if kind == "Tensor"])
         self._settings = tuple([name for name, kind in schema_types.items() if kind not in ("", "Tensor")])
+        self._texts = tuple([name for name, kind in schema_types.items() if kind == "str"])
         self._defaulted = tuple([name for name, kind in schema_types.items() if not kind])
         self._graphs: dict[Any, _AutogradGraph] = {}
         self._result_sizes: dict[Any, _ResultSizes] = {}
@@ -97,6 +98,8 @@ class Operator:
         arguments = {**self._defaults, **dict(zip(self._names, args)), **kwargs}
         if len(args) > len(self._names) or len(arguments) != len(self._names):
             return None
+        for name in self._texts:  # operators take names of enum members
+            arguments[name] = getattr(arguments[name], "name", arguments[name])
         fixed = all(arguments[name] is self._defaults[name] for name in self._defaulted)
         # Operators in graphs do not support subclasses of Tensor.
         are_tensors = all(arguments[name] is None or type(arguments[name]) in TENSOR_CLASSES for name in self._tensors)
@@ -105,8 +108,7 @@ class Operator:
     def call(self, arguments: Arguments) -> Any:
         """Calls the function through its operators."""
         tensors = [arguments[name] for name in self._tensors]
-        # Operators take names of enum members.
-        settings = tuple([getattr(arguments[name], "name", arguments[name]) for name in self._settings])
+        settings = tuple([arguments[name] for name in self._settings])
         enabled = torch.is_grad_enabled()
         needs = [enabled and tensor is not None and tensor.requires_grad for tensor in tensors]
         differentiable, others = self._results.names(arguments)
