@@ -54,7 +54,7 @@ def coefficients(*values):
 cameras = {
     "without distortion": {},
     "barrel distortion": dict(radial_coeffs=coefficients(-0.2, 0, 0, 0, 0, 0)),
-    "tangential and thin prism": dict(
+    "tilted sensor": dict(  # tangential and thin prism
         tangential_coeffs=coefficients(0, 0.05), thin_prism_coeffs=coefficients(0, 0, 0.1, 0)
     ),
     "fisheye": dict(camera_model="fisheye", radial_coeffs=coefficients(-0.02, 0, 0, 0)),
@@ -62,14 +62,14 @@ cameras = {
 }
 
 # %%
-figure, axes = plt.subplots(1, len(cameras), figsize=(2.4 * len(cameras), 2.7))
+figure, axes = plt.subplots(1, len(cameras), figsize=(2.5 * len(cameras), 2.8))
 for axis, (name, options) in zip(axes, cameras.items()):
     focal = (0.45 if name == "fisheye" else 0.7) * SIZE
     Ks = torch.tensor([[[focal, 0, SIZE / 2], [0, focal, SIZE / 2], [0, 0, 1]]], device=device)
     image, alpha, _ = rasterization(**scene, Ks=Ks, width=SIZE, height=SIZE, with_ut=True, **options)
     print(f"{name}: lines cover {float((alpha > 0.5).float().mean()):.0%} of the image")
     axis.imshow(image[0].clamp(0, 1).cpu().numpy())
-    axis.set_title(name, fontsize=9)
-    axis.axis("off")
+    axis.set_title(name, fontsize=13)
+    axis.set(xticks=[], yticks=[])
 figure.tight_layout()
 figure.savefig("lenses.png", dpi=100)
