@@ -22,8 +22,9 @@ NOTES = f"""
 - {NAME}: its Python code, with functions that allocate the same tensors as its C++ functions. "Allocated" is the sum of
   all tensors of its forward pass; "forward" is their peak. Memory of its sort besides tensors is not counted.
 - Memory that NumPy allocates for sorts on the CPU is not counted. Scratch arenas are counted in each pass, although a
-  CPU keeps one of up to 256 MiB for the next pass. `make test` checks the counts of cloud against
-  `benchmarks/memory_budgets.json`.
+  CPU keeps one of up to 256 MiB for the next pass. Zeros that calls read in place of absent gradients of images are
+  kept, and not counted: four bytes per pixel, if alphas have no gradient. `make test` checks the counts of cloud
+  against `benchmarks/memory_budgets.json`.
 """
 
 

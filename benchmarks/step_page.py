@@ -22,8 +22,10 @@ backward; a training step is rasterization, L1 + SSIM loss, backward and Adam. S
 device time, plus waits. Ratios are tsplat / gsplat. [Graphed](howto/compile.md#calls-that-replay-graphs) calls replay
 CUDA graphs; they have not been run on a GPU. A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
-Eager calls replay [passes](architecture.md#how-a-call-runs). If they are not packed, Python takes 210 us for each of
-the scenes; the table has the times of packed calls.
+Eager calls replay [passes](architecture.md#how-a-call-runs). If they are not packed, Python takes 146 us for cloud, and
+186 to 190 us for the other scenes; the table has the times of packed calls. Up to 4,096 Gaussians and 8,192
+intersections are sorted by one launch each, as in cloud. PyTorch sorts those of the other scenes, which takes 40 us of
+Python.
 
 """
 
@@ -34,8 +36,9 @@ NOTES = f"""
   {OPERATOR_US:g} us on the device, plus the time to read and write its results at {BANDWIDTH["a100"] / 1e6:g} TB/s
   (A100) or {BANDWIDTH["h100"] / 1e6:g} TB/s (H100). A sort is a radix sort with 8 bits per pass.
 - Host: Python's thread CPU time on this project's CPU, the minimum of at least 300 runs, for 20 Gaussians at 16×16
-  pixels on the emulated driver, without the kernels; plus an assumed {LAUNCH_US:g} us below Python for each launch and
-  operator. Host times vary by a factor of two with the load of the machine; one process measures both implementations.
+  pixels on the emulated driver, without the kernels, and with PyTorch's sorts if the scene has them; plus an assumed
+  {LAUNCH_US:g} us below Python for each launch and operator. Host times vary by a factor of two with the load of the
+  machine; one process measures both implementations.
 - Waits: reads of values and sizes from the device, which are assumed to take {WAIT_US:g} us each.
 - {NAME}: its Python code, with C++ functions that return tensors; the prediction for its compositing kernels, see
   [below](#tsplat-divided-by-gsplat); and for each other kernel the time of an operator, with its minimum memory

@@ -9,6 +9,7 @@ import torch
 from benchmarks import report, step, step_page
 from benchmarks.gpu_timing import counting, graphs, gsplat_step, host, scenes
 from tests.emulator.targets import needs_emulator
+from tsplat.kernels import small_sorts
 
 PYTHON = host.Host(
     python_us=dict.fromkeys(counting.PHASES, 100.0),
@@ -122,6 +123,13 @@ def test_peer_has_recorded_compositing_of_every_scene():
     assert gsplat_step.compositing_us("elsewhere", "a100") is None
 
 
+@pytest.mark.parametrize("n", [20, small_sorts.RANKED_MAX, small_sorts.RANKED_MAX + 1])
+def test_python_sorts_a_tiny_scene_as_the_scene(n):
+    are_few = n <= small_sorts.RANKED_MAX
+    with host.sorting(n):
+        assert bool(small_sorts.RANKED_MAX) == bool(small_sorts.SCANNED_MAX) == are_few
+
+
 @needs_emulator
 @pytest.mark.long
 def test_step_of_a_small_scene():
@@ -134,7 +142,7 @@ def test_step_of_a_small_scene():
     assert 0 < call["launches"] < whole["launches"]
     assert {"_composite_fwd_kernel", "_composite_bwd_kernel", "_projection_bwd_kernel"} <= call["kernels"].keys()
     assert {"_adam_kernel", "_l1_ssim_fwd_kernel"} <= whole["kernels"].keys() - call["kernels"].keys()
-    assert (call["launches"], call["operators"], call["waits"]) == (23, 7, 1)
+    assert (call["launches"], call["operators"], call["waits"]) == (22, 1, 1)
     assert 0 < call["device_us"] < whole["device_us"] < whole["step_us"]
     assert 0 < call["python_us"] < call["host_us"] < whole["host_us"]
     assert (graphed["launches"], graphed["waits"]) == (2, 1)
