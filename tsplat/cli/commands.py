@@ -25,6 +25,7 @@ from ..support.suggestions import list_names
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import find_run
 from .large_models import describe_memory, read_to_view, warn_user
+from .shared_options import run_folder
 from .shared_steps import launch, open_rows_of, options_of, print_next, result_only
 
 
@@ -60,8 +61,7 @@ def prepare(arguments: Namespace) -> int:
         print(f"found {prepared.n_models} models that do not connect; kept the largest")
     masks = "" if arguments.masks is None and arguments.mask_below is None else ", masks/"
     print(f"wrote {arguments.out}: images/, sparse/0/{masks}; cameras.png shows the cameras and points")
-    scene = arguments.out
-    print_next("train", scene, "--out", scene.with_name(f"{scene.name}_run") if scene.name else "run")
+    print_next("train", arguments.out, "--out", run_folder(arguments.out))
     return 0
 
 

@@ -35,6 +35,8 @@ class Parser(argparse.ArgumentParser):
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if choice is None:
             hint = suggest_option(self._words, self._option_string_actions)
+            if not hint and "required: " in message and self.epilog is not None:
+                hint = f"; for example: {self.epilog.splitlines()[1].strip()}"
         elif message.startswith("argument COMMAND:"):
             if os.path.exists(choice[1]):
                 raise ArgumentError(

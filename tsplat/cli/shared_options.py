@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import argparse
+from pathlib import Path
 
 from ..scene.option_types import FRAMES
 from .argument_types import channel, model_path, positive
@@ -14,6 +15,11 @@ ENDINGS = (
     "files; folder/lod-meta.json for Streamed SOG"
 )
 FORCE = "accept parameters of checkpoints that look activated already"
+
+
+def run_folder(scene: Path) -> Path:
+    """Returns the folder that messages propose for a run on a scene."""
+    return scene.with_name(f"{scene.name}_run") if scene.name else Path("run")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,11 @@
 """Options of ``tsplat train``: a preset or configuration file, and an option for every setting."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..training.configuration import FROZEN_NAMES, DeviceType, RunConfig, read_config
@@ -11,7 +13,7 @@ from ..training.presets import DEFAULT_PRESET, INIT_PRESET, PRESETS, for_surfels
 from ..viewing.view_options import ViewOptions
 from .argument_types import count, number, path, port
 from .parsing import Parser, Switch, add_settings, settings_of
-from .shared_options import FORCE
+from .shared_options import FORCE, run_folder
 
 CPU_STEPS = 1500
 """Default number of steps without a GPU, where 7,000 steps on full-size photographs may take an hour."""
@@ -89,7 +91,9 @@ def _parse_run(words: Sequence[str], known: argparse.Namespace, base: RunConfig)
     if not settings.scene:
         parser.error("SCENE: expected a folder of photographs")
     if not options.out:
-        parser.error("--out: expected a folder to write to")
+        parser.error(
+            f"--out: expected a folder to write to, such as --out {shlex.quote(str(run_folder(Path(settings.scene))))}"
+        )
     for name in ("start_opacity", "start_scale") if settings.init else ():
         if getattr(settings, name) != getattr(base, name):
             parser.error(f"--{name.replace('_', '-')}: not with --init, whose models determine it")
