@@ -24,11 +24,12 @@ from torch import Tensor
 
 from tests.support.allocations import RowLimit
 from tests.support.plain_results import simplify
+from tests.support.training_scenes import make_places
 from tsplat.runtime.process_group import RankGroup
 from tsplat.scene import Gaussians, model_rows, procedural_capture, read_ply
 from tsplat.stages import capacity
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
-from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, read_newest, resume
+from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, read_newest, resume, selection
 from tsplat.training import write_checkpoint as write
 from tsplat.training.parameters import scene_tensors
 from tsplat.training.runs import run_settings as starts
@@ -112,6 +113,34 @@ def train(ranks, folder):
     trainer = Trainer(start(scene), scene.train, config, ranks)
     results["fp16"] = [float(trainer.advance().loss) for _ in range(3)]
     return results
+
+
+def train_selected(ranks, folder):
+    """Trains shards on what views show, and on all Gaussians. Returns whether bits are equal, and the fractions."""
+    found = []
+    gaussians, views = make_places()
+    selection.ROWS_MIN = 8  # shards are small
+    for visible_adam, n_views in (("on", 2), ("off", 3)):
+        schedule = dict(refine_start_iter=2, refine_every=3, refine_stop_iter=9)
+        config = RunConfig(
+            steps=10, views_per_step=n_views, strategy=LongAxisStrategy(growth=1.2, **schedule), backend="triton",
+            visible_adam=visible_adam, opacity_weight=0.01, scale_weight=0.01, sh_interval=4, gains=True,
+        )  # fmt: skip
+        results, shares = [], []
+        for selects in (True, False):
+            trainer = Trainer(gaussians, views[:4] if n_views == 2 else views, config, ranks)
+            trainer._view_gradients._selects_rows &= selects
+            store = trainer._view_gradients._store_gradients
+
+            def noted(rows, gradients, n, trainer=trainer, store=store, shares=shares):
+                shares.append(len(rows) / len(trainer.gaussians))
+                store(rows, gradients, n)
+
+            trainer._view_gradients._store_gradients = noted
+            losses = [trainer.advance().loss for _ in range(config.steps)]
+            results.append([*trainer.state()[0].values(), *losses])
+        found.append((all(map(torch.equal, *results)), shares))
+    return found
 
 
 def train_sizes(ranks, folder):
@@ -320,6 +349,7 @@ JOBS = {
         train_with_capacity,
         train_degree_zero,
         train_sizes,
+        train_selected,
         train_timed_and_extended,
         run_within_shards,
         save,

@@ -8,6 +8,7 @@ from PIL import Image
 
 from tsplat.rendering import render
 from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
+from tsplat.scene.gaussians import concatenate
 from tsplat.scene.images import to_bytes
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import Checkpoint, RunConfig
@@ -35,6 +36,31 @@ def make_views(gaussians, n=6, background=(0.0, 0.0, 0.0), model="pinhole"):
             image = render(gaussians, camera, background=background)
         views.append(View(to_bytes(image), camera))
     return views
+
+
+PLACES, APART = 5, 30.0
+"""Number of places of :func:`make_places`, and the distance between them."""
+
+
+def make_places():
+    """Returns Gaussians at five places in turn, and two views of each place."""
+    parts = []
+    for i in range(PLACES):
+        part = make_gaussians(60, sh_degree=1)
+        parts.append(dataclasses.replace(part, means=part.means + torch.tensor([APART * i, 0.0, 0.0])))
+    gaussians = concatenate(parts)
+    gaussians = gaussians.select(torch.arange(len(gaussians)).view(PLACES, -1).T.flatten())
+    views = []
+    for i in range(2 * PLACES):
+        x = APART * (i // 2)
+        viewmat = look_at((x + i % 2, -1.0, -3.0), (x, 0.0, 0.0))
+        camera = Camera(viewmat, intrinsics(40, 30, 45), 40, 30, name=f"{i}")
+        with torch.no_grad():
+            views.append(View(to_bytes(render(gaussians, camera)), camera))
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.where(torch.arange(len(gaussians)) % 3 == 0, -4.0, 1.0)
+    moved = gaussians.means + 0.1 * torch.randn(gaussians.means.shape, generator=generator)
+    return dataclasses.replace(gaussians, means=moved, opacity_logits=logits), views
 
 
 def gray(gaussians):

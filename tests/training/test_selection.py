@@ -6,18 +6,14 @@ import pytest
 import torch
 
 from tests.support.slow import slow_after
-from tests.support.training_scenes import make_gaussians
-from tsplat.rendering import render
-from tsplat.scene import Camera, View, intrinsics, look_at
-from tsplat.scene.gaussians import concatenate
-from tsplat.scene.images import to_bytes
+from tests.support.training_scenes import APART, PLACES, make_places
+from tsplat.scene import look_at
 from tsplat.strategies import LongAxisStrategy, MCMCStrategy
 from tsplat.training import Config, Trainer, selection, view_gradients, view_passes
 from tsplat.training.view_gradients import ViewGradients
 
 pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("frozen_objects")]
 
-PLACES, APART = 5, 30.0
 REFINED = dict(cap_max=340, refine_start_iter=4, refine_every=6, refine_stop_iter=20)
 CONFIG = Config(
     steps=24, strategy=LongAxisStrategy(**REFINED), backend="triton", gains=True, opacity_weight=0.01,
@@ -54,24 +50,7 @@ def small_selections(monkeypatch):
 
 @pytest.fixture
 def places():
-    """Gaussians at five places in turn, and two views of each place."""
-    parts = []
-    for i in range(PLACES):
-        part = make_gaussians(60, sh_degree=1)
-        parts.append(dataclasses.replace(part, means=part.means + torch.tensor([APART * i, 0.0, 0.0])))
-    gaussians = concatenate(parts)
-    gaussians = gaussians.select(torch.arange(len(gaussians)).view(PLACES, -1).T.flatten())
-    views = []
-    for i in range(2 * PLACES):
-        x = APART * (i // 2)
-        viewmat = look_at((x + i % 2, -1.0, -3.0), (x, 0.0, 0.0))
-        camera = Camera(viewmat, intrinsics(40, 30, 45), 40, 30, name=f"{i}")
-        with torch.no_grad():
-            views.append(View(to_bytes(render(gaussians, camera)), camera))
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.where(torch.arange(len(gaussians)) % 3 == 0, -4.0, 1.0)
-    moved = gaussians.means + 0.1 * torch.randn(gaussians.means.shape, generator=generator)
-    return dataclasses.replace(gaussians, means=moved, opacity_logits=logits), views
+    return make_places()
 
 
 def states(trainer, steps):
@@ -120,9 +99,9 @@ def test_steps_of_several_views_give_the_same_bits_as_calls(places, small_select
     assert not small_selections
     kept, store = [], ViewGradients._store_gradients
 
-    def noted(self, rows, gradients):
+    def noted(self, rows, gradients, n):
         kept.append((rows, gradients["means"].shape))
-        store(self, rows, gradients)
+        store(self, rows, gradients, n)
 
     monkeypatch.setattr(ViewGradients, "_store_gradients", noted)
     assert_same(states(Trainer(*places, config), config.steps), expected)

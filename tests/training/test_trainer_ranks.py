@@ -52,6 +52,13 @@ def test_sharded_scene_of_degree_zero_is_refined(rank_results):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_train_on_what_views_show_with_the_same_bits(rank_results, world_size):
+    for result in rank_results.of("train_selected", world_size):
+        for is_equal, shares in result:
+            assert is_equal and shares and max(shares) <= 0.5
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_views_of_several_sizes(rank_results, world_size):
     (single,) = rank_results.of("train_sizes", 1)
     for result in rank_results.of("train_sizes", world_size):

@@ -21,7 +21,7 @@ from .rows import replace_one_by_one, replace_rows
 DIGIT = 11
 """Number of bits per digit of the radix selection in :func:`select_smallest`."""
 
-COLUMNS = 16
+COLUMNS = 4
 """Number of values of each row that :func:`reshard` moves at a time, since what it receives is copied once more."""
 
 

@@ -163,6 +163,8 @@ class GradientStep:
         if self._ranks.world_size == 1:
             return
         for name, parameter in self._parameters.params.items():
+            if name in self._parameters.row_gradients:
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if not self._is_sharded(name):

@@ -163,9 +163,9 @@ class Parameters:
         self.row_gradients = {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
     def gradients(self) -> dict[str, Tensor]:
-        """Returns the existing gradients: of all Gaussians, or of `rows`."""
-        gradients = {name: p.grad for name, p in self.params.items() if p.grad is not None}
-        return gradients | self.row_gradients
+        """Returns the existing gradients, of all Gaussians or of `rows`, in the order of the parameters."""
+        found = {name: self.row_gradients.get(name, p.grad) for name, p in self.params.items()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     def clear_gradients(self) -> None:
         """Drops the gradients of all parameters."""

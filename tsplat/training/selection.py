@@ -83,11 +83,13 @@ class Selection:
         rows: See :func:`select`.
 
     Attributes:
+        rows: The rows.
         params: The copies, [R, ...], by the names of the parameters; padding is filled with the first row.
     """
 
     def __init__(self, parameters: Parameters, rows: Tensor) -> None:
         indices = rows.clamp_min(0)
+        self.rows = rows
         self._parameters = parameters
         self.params = {
             name: parameter.detach().index_select(0, indices).requires_grad_()
@@ -100,6 +102,13 @@ class Selection:
         """Returns the selected Gaussians. Padding is transparent."""
         gaussians = self._parameters.gaussians(params=self.params)
         return _SelectedGaussians(**vars(gaussians), known_opacities=self._opacities)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Returns the gradients that backward passes have accumulated, by the names of the parameters."""
+        return {
+            name: torch.zeros_like(copy) if copy.grad is None else copy.grad.contiguous()
+            for name, copy in self.params.items()
+        }
 
 
 class SummedGradients:

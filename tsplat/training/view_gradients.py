@@ -150,8 +150,12 @@ class ViewGradients:
                 computed = self._differentiate(kind, inputs(), None)
                 self._passes.add_kind(kind, lambda: Capacities(*computed.needed[:-1].tolist()))
                 return self._store_results(computed, views[0])
-        metrics, metas = self._compute(step, views, backgrounds, kind)
-        self._regularize(n_gaussians, self._parameters.params, self._regularized_gradients())
+        selection = self._select_of_shard(step, views) if self._selects_rows and self._sharded else None
+        metrics, metas = self._compute(step, views, backgrounds, kind, selection)
+        if selection is None:
+            self._regularize(n_gaussians, self._parameters.params, self._regularized_gradients())
+        else:
+            self._store_sums(selection.rows, selection.gradients(), n_gaussians)
         strategy = self._densification.strategy
         if strategy is None or not strategy.reads_rendering:
             # Each meta keeps the memory of its call alive.
@@ -164,16 +168,34 @@ class ViewGradients:
             return None
         return self._passes.update_pass(adds_noise=adds_noise)
 
+    def _select_of_shard(self, step: int, views: Sequence[int]) -> Selection | None:
+        """Selects the Gaussians of this rank that the views of any rank may show; None for all.
+
+        Other ranks may have selections of other sizes, or none.
+        """
+        cameras = [self._camera_for_step(step, index, self._views[index].camera) for index in views]
+        rows = SummedGradients(self._parameters, [select(self._parameters, camera) for camera in cameras]).rows
+        if rows is None or len(rows) > SELECTION_SHARE_MAX * len(self._parameters.params["means"]):
+            return None
+        return Selection(self._parameters, rows if len(rows) else rows.new_zeros(1))
+
     def _compute(
-        self, step: int, views: Sequence[int], backgrounds: Sequence[Color], kind: ViewKind | None
+        self,
+        step: int,
+        views: Sequence[int],
+        backgrounds: Sequence[Color],
+        kind: ViewKind | None,
+        selection: Selection | None,
     ) -> tuple[Tensor, list[dict[str, Any]]]:
         """Computes :meth:`compute` by rasterization calls, without regularization.
+
+        The gradients of a selection of a shard are those of its parameters.
 
         If lists exceed their capacity, the views are rendered again without a capacity. Passes for views of `kind` get
         the capacities that were needed.
         """
         with deferred() as calls:  # a GPU computes the backward pass while Python waits for the forward pass
-            results = self._accumulate(step, views, backgrounds, self._capacity)
+            results = self._accumulate(step, views, backgrounds, self._capacity, selection)
         if self._passes is not None:
             self._passes.add_kind(kind, lambda: _capacities_needed(calls, results[1]))
         if self._capacity is None or not any(self._ranks.any([any_overflow(calls)], self._device)):
@@ -181,7 +203,7 @@ class ViewGradients:
         self._parameters.clear_gradients()
         if self.gains is not None:
             self.gains.discard()
-        return self._accumulate(step, views, backgrounds, None)
+        return self._accumulate(step, views, backgrounds, None, selection)
 
     def _compute_sums(
         self, passes: ViewPasses, step: int, views: Sequence[int], backgrounds: Sequence[Color]
@@ -200,12 +222,7 @@ class ViewGradients:
             sums.add(rows, results.gradients)
             self._add_gain_change(index, results.gain_change)
             metrics.append(results.metrics.clone())  # the next view may write to the same memory
-        params = self._parameters.params
-        if sums.rows is not None and self._config.visible_adam == "on":
-            of_rows = {name: params[name].detach() for name, weight in self._regularization.items() if weight}
-            of_rows = {name: tensor.index_select(0, sums.rows) for name, tensor in of_rows.items()}
-            self._regularize(len(params["means"]), params | of_rows, sums.gradients)
-        self._store_gradients(sums.rows, sums.gradients)
+        self._store_sums(sums.rows, sums.gradients, len(self._parameters.params["means"]))
         return torch.stack(metrics).sum(0), [{"n_cameras": 1}] * len(views)
 
     def _regularized_gradients(self) -> dict[str, Tensor]:
@@ -235,7 +252,12 @@ class ViewGradients:
         self._dense_gradients.release()
 
     def _accumulate(
-        self, step: int, views: Sequence[int], backgrounds: Sequence[Color], capacity: Capacity
+        self,
+        step: int,
+        views: Sequence[int],
+        backgrounds: Sequence[Color],
+        capacity: Capacity,
+        selection: Selection | None,
     ) -> tuple[Tensor, list[dict[str, Any]]]:
         """Renders this rank's views and adds the gradients of their losses. Returns as :meth:`compute`.
 
@@ -247,22 +269,24 @@ class ViewGradients:
         kinds = [self._kind_of_call(step, index) if self._sharded else None for index in views]
         for i, is_own in calls_of_ranks(kinds, self._ranks):
             if is_own:
-                view_metrics, meta = self._forward_backward(step, views[i], backgrounds[i], capacity)
+                view_metrics, meta = self._forward_backward(step, views[i], backgrounds[i], capacity, selection)
                 metrics.append(view_metrics)
             else:
-                meta = self._render_for_others(step, views[i], capacity)
+                meta = self._render_for_others(step, views[i], capacity, selection)
             # Each meta keeps the memory of its call alive, so several are kept only if the strategy reads them.
             metas.append(meta if keeps_meta else {"n_cameras": meta["n_cameras"]})
         return torch.stack(metrics).sum(0), metas
 
     def _forward_backward(
-        self, step: int, index: int, background: Color, capacity: Capacity
+        self, step: int, index: int, background: Color, capacity: Capacity, selection: Selection | None
     ) -> tuple[Tensor, dict[str, Any]]:
         """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
         camera = self._corrected_camera(step, index)
         view = self._view_for_step(step, index, camera)
         with self._autocasting():
-            images, alphas, meta = self._render(camera, background, capacity, self._sh_degree_at(step), step=step)
+            images, alphas, meta = self._render(
+                camera, background, capacity, self._sh_degree_at(step), step=step, gaussians=_gaussians_of(selection)
+            )
             target = view.pixels
             image, image_loss, gain_change = self._photometric_loss(
                 index, images, target, view.mask, estimates_gains=self._estimates_gains(step)
@@ -296,7 +320,9 @@ class ViewGradients:
             image = torch.where(mask[..., None], image, target)
         return image, loss(image, target), gain_change
 
-    def _render_for_others(self, step: int, index: int, capacity: Capacity) -> dict[str, Any]:
+    def _render_for_others(
+        self, step: int, index: int, capacity: Capacity, selection: Selection | None
+    ) -> dict[str, Any]:
         """Joins a collective render without a view of its own, as other ranks' cameras may see this rank's Gaussians.
 
         `index` is one of the views that the other ranks render, which all have the same size and camera model. Returns
@@ -305,7 +331,13 @@ class ViewGradients:
         camera = self._corrected_camera(step, index)
         with self._autocasting():
             images, _, meta = self._render(
-                camera, self._config.backdrop, capacity, self._sh_degree_at(step), step=step, n_cameras=0
+                camera,
+                self._config.backdrop,
+                capacity,
+                self._sh_degree_at(step),
+                step=step,
+                n_cameras=0,
+                gaussians=_gaussians_of(selection),
             )
         self._densification.before_backward(step, meta)
         self._gradient_step.backward(images.sum())
@@ -337,6 +369,8 @@ class ViewGradients:
             sh_degree=sh_degree,
             render_mode="RGB+ED" if needs_depth else "RGB",
             absgrad=strategy is not None and strategy.absgrad,
+            # A rank projects its Gaussians on the cameras of all ranks; a packed call only keeps what they show.
+            packed=self._sharded and not (strategy is not None and strategy.reads_rendering),
             group=self._ranks.group if self._sharded else None,
             backend=self._config.backend,
             capacity=capacity,
@@ -387,6 +421,11 @@ class ViewGradients:
         config = self._config
         if self._ranks.world_size > 1 or (config.views_per_step > 1 and self._device.type != "cpu"):
             return "for several views in a step"
+        return self._no_kinds_reason()
+
+    def _no_kinds_reason(self) -> str:
+        """Returns why gradients of a view depend on more than its kind and the Gaussians, as the end of a sentence."""
+        config = self._config
         if config.backend not in ("auto", "triton") or self._autocast is torch.float16:
             return "with another backend than Triton, or fp16"
         if config.strategy is not None and config.strategy.reads_rendering:
@@ -407,7 +446,7 @@ class ViewGradients:
 
     def _no_selection_reason(self, gaussians: Gaussians) -> str:
         """Returns why selections are not used; empty if they are."""
-        if self._passes is None or self._device.type != "cpu":
+        if self._device.type != "cpu" or (self._no_kinds_reason() if self._sharded else self._passes is None):
             return "without passes, or on a GPU, where counting selected Gaussians would synchronize"
         if gaussians.surfels or self._config.clip_gradients:
             return "for 2D Gaussians, or if gradients are clipped by their norm, which would be summed in another order"
@@ -437,23 +476,35 @@ class ViewGradients:
     def _store_results(self, results: ViewResults, index: int) -> tuple[Tensor, list[dict[str, Any]]]:
         """Stores the gradients of a view on the parameters. Returns as :meth:`compute`."""
         gradients = dict(zip(self._parameters.params, results.gradients, strict=True))
-        self._store_gradients(results.rows, gradients)
+        self._store_gradients(results.rows, gradients, len(self._parameters.params["means"]))
         self._add_gain_change(index, results.gain_change)
         return results.metrics, [{"n_cameras": 1}]
 
-    def _store_gradients(self, rows: Tensor | None, gradients: Mapping[str, Tensor | None]) -> None:
-        """Stores gradients of `rows`, or of all Gaussians, on the parameters. Regularizes those that were not yet."""
+    def _store_gradients(self, rows: Tensor | None, gradients: Mapping[str, Tensor | None], n_gaussians: int) -> None:
+        """Stores gradients of `rows`, or of all Gaussians, on the parameters.
+
+        Adds those of the regularization of `n_gaussians` to gradients of all Gaussians that come from `rows`.
+        """
         params = self._parameters.params
-        if rows is not None and self._config.visible_adam == "on":
-            self._parameters.set_row_gradients(rows, gradients)
-            return
         if rows is None:
             for name, parameter in params.items():
                 parameter.grad = gradients[name]
+        elif self._config.visible_adam == "on":
+            self._parameters.set_row_gradients(rows, gradients)
         else:
             self._dense_gradients.update(rows, gradients, self._regularization)
-        if rows is not None or self._config.views_per_step > 1:
-            self._regularize(len(params["means"]), params, self._regularized_gradients())
+            self._regularize(n_gaussians, params, self._regularized_gradients())
+
+    def _store_sums(self, rows: Tensor | None, gradients: Mapping[str, Tensor | None], n_gaussians: int) -> None:
+        """Stores gradients without regularization, and adds that of `n_gaussians`, of all ranks."""
+        params = self._parameters.params
+        if rows is not None and self._config.visible_adam == "on":
+            of_rows = {name: params[name].detach() for name, weight in self._regularization.items() if weight}
+            of_rows = {name: tensor.index_select(0, rows) for name, tensor in of_rows.items()}
+            self._regularize(n_gaussians, params | of_rows, gradients)
+        self._store_gradients(rows, gradients, n_gaussians)
+        if rows is None:
+            self._regularize(n_gaussians, params, self._regularized_gradients())
 
     def _differentiate(self, kind: ViewKind, inputs: ViewInputs, capacities: Capacities | None) -> ViewResults:
         """Renders a view and computes the gradients of its loss.
@@ -499,6 +550,10 @@ class ViewGradients:
             capture=capture,
             scratch=scratch,
         )
+
+
+def _gaussians_of(selection: Selection | None) -> Gaussians | None:
+    return None if selection is None else selection.gaussians()
 
 
 def _capacities_needed(calls: Sequence[Any], metas: Sequence[dict[str, Any]]) -> Capacities:

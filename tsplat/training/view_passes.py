@@ -30,11 +30,12 @@ KINDS_MAX = 32
 """Maximum number of kinds of views whose passes are kept."""
 
 REPLAYS_MAX = 4
-"""Maximum number of replays that are kept, each with its own memory."""
+"""Maximum number of replays that are kept, each with its own memory, except that without graphs they share what they
+only use while they run."""
 
-SELECTIONS_MAX = 1.75
-"""Maximum memory of the replays that are kept if any of them is of a selection, in units of the memory of the state.
-This is about the memory of one replay of all Gaussians."""
+SELECTIONS_MAX = 1.0
+"""Maximum memory of the replays that are kept if any of them is of a selection, in units of the memory of the state: as
+much as the gradients of all Gaussians."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +168,7 @@ class ViewPasses:
             memory that it may use while it runs, [n] uint8.
         uses_graphs: Whether CUDA graphs replay passes.
         keeps_results: Whether the update pass reads the results. Otherwise, they share memory with what is internal to
-            the passes, and passes share this memory.
+            the passes.
     """
 
     def __init__(
@@ -273,13 +274,13 @@ class ViewPasses:
                 if self._uses_graphs and self._recorder is None:
                     self._recorder = GraphRecorder()
                 shared = None
-                if not self._keeps_results:
-                    shared = max((other.scratch for other in self._replays.values()), key=len, default=None)
+                if not self._uses_graphs and self._replays:
+                    shared = next(iter(self._replays.values())).scratch
+                    if not traced.fits(shared):
+                        shared, self._replays = None, {}
                 replay = _Replay(traced, inputs, state, self._recorder, shared, selects=selects)
             # Others are released after the capture, as PyTorch cannot capture into a memory pool without a graph.
             others = [(k, other) for k, other in self._replays.items() if k != kind and other.reads(state)]
-            if not self._keeps_results:
-                others = [(k, other) for k, other in others if other.scratch is replay.scratch]
             others = [*others[1 - REPLAYS_MAX :], (kind, replay)]
             bytes_max = SELECTIONS_MAX * sum(tensor.nbytes for tensor in state)
             while (
