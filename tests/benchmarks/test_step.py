@@ -123,11 +123,11 @@ def test_peer_has_recorded_compositing_of_every_scene():
     assert gsplat_step.compositing_us("elsewhere", "a100") is None
 
 
-@pytest.mark.parametrize("n", [20, small_sorts.RANKED_MAX, small_sorts.RANKED_MAX + 1])
+@pytest.mark.parametrize("n", [20, small_sorts.ORDERED_MAX, small_sorts.ORDERED_MAX + 1])
 def test_python_sorts_a_tiny_scene_as_the_scene(n):
-    are_few = n <= small_sorts.RANKED_MAX
+    are_few = n <= small_sorts.ORDERED_MAX
     with host.sorting(n):
-        assert bool(small_sorts.RANKED_MAX) == bool(small_sorts.SCANNED_MAX) == are_few
+        assert bool(small_sorts.ORDERED_MAX) == bool(small_sorts.GATHERED_MAX) == are_few
 
 
 @needs_emulator
