@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import copy
+import dataclasses
 import gc
 import pickle
 import signal
@@ -371,7 +372,8 @@ def test_calls_that_run_the_stages(options, replays):
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_surfels_and_anomaly_detection(replays):
-    scene = scenes.leaves(scenes.make(STRUCTURE, torch.float32))
+    odd = dataclasses.replace(STRUCTURE, n=39)  # between its gradients, the carrier has unused elements
+    scene = scenes.leaves(scenes.make(odd, torch.float32))
     del scene["covars"], scene["camera_model"]
     for _ in range(3):
         image = rasterization_2dgs(**scene)[0]
