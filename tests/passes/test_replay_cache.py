@@ -377,10 +377,11 @@ def test_surfels_and_anomaly_detection(replays):
     del scene["covars"], scene["camera_model"]
     for _ in range(3):
         image = rasterization_2dgs(**scene)[0]
+    n_replays = len(replays)  # one less in a new process: the first call checks such tensors, and is not cached
     with torch.autograd.detect_anomaly(check_nan=True):
         image.sum().backward()
         rasterization_2dgs(**scene)[0].sum().backward()
-    assert len(replays) == 2
+    assert len(replays) == n_replays > 0
 
 
 def test_launches_on_several_threads(replays, monkeypatch):
