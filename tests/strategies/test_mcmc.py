@@ -84,11 +84,12 @@ def test_noise_that_moves_nothing_is_not_drawn(block, monkeypatch):
     monkeypatch.setattr(
         operations, "standard_normal", lambda key, ids, like: drawn.append(len(ids)) or normal(key, ids, like)
     )
-    for seed, (scaler, t, k) in enumerate([(100.0, 0.005, 100.0), (1e-3, 0.2, 60.0), (1e6, 0.005, 300.0)]):
+    cases = [(100.0, 0.005, 100.0, -6), (1e-3, 0.2, 60.0, -6), (1e6, 0.005, 300.0, -6), (1e-14, 0.005, 100.0, 15)]
+    for seed, (scaler, t, k, log_scale) in enumerate(cases):
         params, _ = make_model(1000, seed)
         generator = torch.Generator().manual_seed(seed)
         params["opacities"].data.copy_(12 * torch.rand(1000, generator=generator) - 5)
-        params["scales"].data.copy_(0.5 * torch.randn(1000, 3, generator=generator) - 6)
+        params["scales"].data.copy_(0.5 * torch.randn(1000, 3, generator=generator) + log_scale)
         params["means"].data[::50, 1] = 0.0
         params["means"].data[1::50, 2] *= 1e-7
         found = []
