@@ -181,7 +181,9 @@ def _copies(params: Parameters, chosen: Tensor, binoms: Tensor, min_opacity: flo
     new = {"opacities": opacities.clamp(min_opacity, 1 - eps).logit(), "scales": scales.log()}
     # PyTorch rounds differently at the end of a tensor: all copies of a Gaussian get the values of the last one.
     _, places = torch.unique(chosen, return_inverse=True)
-    last = torch.zeros_like(places).scatter_reduce_(0, places, torch.arange(len(chosen)).to(places), "amax")[places]
+    last = torch.zeros_like(places).scatter_reduce_(
+        0, places, torch.arange(len(chosen), device=places.device, dtype=places.dtype), "amax"
+    )[places]
     return {
         name: new[name][last].view(-1, *p.shape[1:]).to(p) if name in new else p.detach()[chosen]
         for name, p in params.items()

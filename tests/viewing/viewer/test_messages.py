@@ -177,7 +177,7 @@ def test_images_are_bounded():
     pose = Pose(look_at((0, 0, -3), (0, 0, 0)), 0.8, 16384, 16384)
     sizes = []
     renderer = viewed().renderer
-    renderer._rasterize = lambda _, camera, settings: sizes.append((camera.width, camera.height)) or (None, 0, None)
+    renderer._rasterize = lambda _, camera, *rest: sizes.append((camera.width, camera.height)) or (None, 0, None)
     assert renderer.render(pose, Settings()).is_full
     assert sizes == [(4096, 4096)]
     for size in ((16385, 1), (1, 10**9)):
