@@ -47,6 +47,19 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("name", ["duplicate", "split", "remove"])
+def test_graphs_of_replaced_parameters_remain_valid(name):
+    """Programs with `retain_graph=True` differentiate an earlier rendering again, as a test of gsplat does."""
+    params, optimizers = make_model(N)
+    replaced = dict(params)
+    loss = sum(p.square().sum() for p in params.values())
+    first = torch.autograd.grad(loss, list(replaced.values()), retain_graph=True)
+    OPERATIONS[name](params, optimizers, {})
+    again = torch.autograd.grad(loss, list(replaced.values()))
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert len(params["means"]) != N
+
+
 @pytest.mark.parametrize("name", slow_after(2, OPERATIONS))
 def test_operations_change_all_rows_or_none_if_memory_runs_out(name, monkeypatch):
     monkeypatch.setattr(rows, "BLOCK", 4)

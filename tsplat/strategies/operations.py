@@ -4,8 +4,8 @@ Names and positional arguments are those of `gsplat.strategy.ops` 1.6. All opera
 
 - `params` maps names to leaf tensors with a row per Gaussian: means [N, 3], scales [N, 3] before exp, quats [N, 4]
   (wxyz, any norm), opacities [N] or [N, 1] before sigmoid, and optionally others. Operations replace its entries.
-  Those of :func:`relocate` keep their memory, of which it changes some rows; the other operations on rows move one
-  tensor at a time. If memory runs out, an operation changes all rows or none.
+  Those of :func:`relocate` keep their memory, of which it changes some rows; :func:`sample_add` and :func:`remove` move
+  one tensor at a time. If memory runs out, an operation changes all rows or none.
 - `optimizers` maps the same names to optimizers, each with only this parameter. The rows of their states are changed
   like those of the parameters. Parameters that do not require a gradient need no optimizer. Other names are ignored.
 - `state` holds the statistics of a strategy. Tensors with a row per Gaussian are changed like the parameters.
@@ -45,7 +45,7 @@ from .gaussian_parameters import (
 )
 from .random_numbers import BLOCK, draw_key, row_indices, sample_rows, standard_normal
 from .relocation import check_binoms, compute_relocation
-from .rows import _update_param_with_optimizer, compaction, enlarge, keep_rows, replace_rows
+from .rows import _update_param_with_optimizer, append_zeros, enlarge, keep_rows, replace_rows
 from .sharding import count, ranges, route
 
 LOG_SPLIT = math.log(1.6)
@@ -64,16 +64,12 @@ def duplicate(
 ) -> None:
     """Appends a copy of each Gaussian in a mask [N] bool. Moments of copies are zero; statistics are copied."""
     n = check_shapes(params, (), check_mask(mask))
-    check_optimizers(params, optimizers, params)
-    append = enlarge(params, optimizers, int(mask.sum()))
-    copies = {name: p.detach()[mask] for name, p in params.items()}
 
-    def copied(name: str, p: Tensor) -> Tensor:
-        p = append(p.detach())
-        p[n:] = copies[name]
-        return p
+    def copied(rows: Tensor) -> Tensor:
+        return torch.cat([rows, rows[mask]])
 
-    replace_rows(params, optimizers, state, n, copied, append, lambda rows: torch.cat([rows, rows[mask]]))
+    append = append_zeros(int(mask.sum()))
+    replace_rows(params, optimizers, state, n, lambda _, p: copied(p), append, copied)
     if scene is not None:
         scene.on_duplicate(mask.nonzero().squeeze(1))
 
@@ -122,23 +118,20 @@ def split(
     def repeated(rows: Tensor) -> Tensor:
         return rows[mask].repeat(2, *[1] * (rows.dim() - 1))
 
-    append = enlarge(params, optimizers, k)
-    compacted = compaction(params, optimizers, (~mask).nonzero().squeeze(1))
-    halves = {name: repeated(p.detach()) for name, p in params.items()}
-    halves["means"] += offsets.to(halves["means"])
-    halves["scales"] -= LOG_SPLIT
-    if revised_opacity:
-        halves["opacities"] = revise_opacities(halves["opacities"])
+    def halves(name: str, p: Tensor) -> Tensor:
+        both = repeated(p)
+        if name == "means":
+            both = both + offsets.to(both)
+        elif name == "scales":
+            both = both - LOG_SPLIT
+        elif name == "opacities" and revised_opacity:
+            both = revise_opacities(both)
+        return torch.cat([p[~mask], both])
 
-    def replaced(rows: Tensor, halves: Tensor | float) -> Tensor:
-        compacted(rows)
-        rows = append(rows)
-        rows[n - k :] = halves
-        return rows
-
+    append = append_zeros(2 * k)
     replace_rows(
-        params, optimizers, state, n, lambda name, p: replaced(p.detach(), halves[name]),
-        lambda moment: replaced(moment, 0), lambda rows: torch.cat([rows[~mask], repeated(rows)]),
+        params, optimizers, state, n, halves, lambda moment: append(moment[~mask]),
+        lambda rows: torch.cat([rows[~mask], repeated(rows)]),
     )  # fmt: skip
     if scene is not None:
         scene.on_split(mask.nonzero().squeeze(1), (~mask).nonzero().squeeze(1))
