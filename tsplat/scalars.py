@@ -4,7 +4,7 @@ import contextlib
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from .errors import ArgumentError, UnsupportedError
 
@@ -18,6 +18,11 @@ def check_choice(
     if not any([equals(value, choice) for choice in choices]):
         known = ", ".join(repr(choice) for choice in choices)
         raise ArgumentError(f"{name}: expected one of {known}, found {describe(value)}")
+
+
+def enum_name(value: Any) -> Any:
+    """Returns the name of an enum member, of tsplat or gsplat. Returns other values unchanged."""
+    return getattr(value, "name", value)
 
 
 def equals(value: object, other: object) -> bool:

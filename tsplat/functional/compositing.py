@@ -29,6 +29,7 @@ from ..data import Cameras, CompositingSettings, Intersections, ProjectionSettin
 from ..errors import ShapeError
 from ..output_maps import HITS, OF_SURFELS, RAY_NORMALS
 from ..runtime.compilation import eager, with_plain_tensors
+from ..scalars import enum_name
 from ..stages.compositing import composite
 from ..stages.eval3d import camera_rays, check_rays, given_rays, ray_footprint, third_axes
 from ..stages.inputs import check_scene, flatten_batch, flatten_batches
@@ -38,7 +39,6 @@ from ..stages.lens_models import (
     check_camera_model,
     check_unscented,
     given_intrinsics,
-    name_of,
 )
 from ..stages.surfel_pixels import composite_surfels, with_screen_gradient
 from .tile_lists import TileLists
@@ -360,7 +360,7 @@ def ray_inputs(
     camera_model = arguments["camera_model"]
     check_camera_model(camera_model, with_ut=True)
     Ks = given_intrinsics(Ks, camera_model, viewmats, (lists.width, lists.height))
-    readout = name_of(arguments["rolling_shutter"])
+    readout = enum_name(arguments["rolling_shutter"])
     check_rolling_shutter(readout)
     preset = check_numerics(arguments["numerics"])
     camera = CameraSettings(lists.width, lists.height, camera_model, readout=readout)

@@ -21,9 +21,9 @@ from ..errors import ArgumentError
 from ..formulas.rotations import rotation_matrices
 from ..precision import in_full_precision
 from ..runtime.compilation import eager, with_plain_tensors
-from ..scalars import check_size
+from ..scalars import check_size, enum_name
 from ..stages.inputs import check_scene, flatten_batches, in_dtype
-from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, given_intrinsics, name_of
+from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, given_intrinsics
 from ..stages.projection import project
 from ..stages.sparse_gradients import SparseGradients
 
@@ -180,7 +180,7 @@ def fully_fused_projection_with_ut(
         assert abs(means2d[0, 0, 0] - (40 + 25 * (1 - 0.3 / 16))) < 1e-3
     """
     check_camera_model(camera_model, with_ut=True)
-    readout = name_of(rolling_shutter)
+    readout = enum_name(rolling_shutter)
     check_rolling_shutter(readout)
     width, height = check_size("width", width), check_size("height", height)
     preset = check_numerics(numerics)

@@ -2,8 +2,7 @@
 
 Up to `ONE_PROGRAM_MAX` lengths are summed by one program in one launch. Otherwise, a first launch sums each section of
 the lengths. In a second launch, each program adds up the sums of the preceding sections, and writes the prefix sums of
-its section. Integer sums do not depend on the order
-of addition.
+its section. Integer sums do not depend on the order of addition.
 
 With a capacity, memory is allocated before lengths are known. The second launch compares the total with the capacity,
 and writes zeros if it is exceeded, so that later kernels stay within their memory.

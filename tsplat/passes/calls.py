@@ -21,14 +21,7 @@ from ..config import Size
 from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..stages.capacity import read_async
 from ..stages.meta import Meta
-from .arenas import (
-    SPECIALIZED_ALIGNMENT,
-    View,
-    acquire_scratch,
-    release_scratch,
-    shared_zeros,
-    tensor_of_view,
-)
+from .arenas import SPECIALIZED_ALIGNMENT, View, acquire_scratch, release_scratch, shared_zeros, tensor_of_view
 from .replayed_meta import ForwardState, MetaSource, lazy_values
 from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from ..arguments import plain
+from ..scalars import enum_name
 
 Tensors = Sequence[Tensor | None]
 Arguments = dict[str, Any]
@@ -99,7 +100,7 @@ class Operator:
         if len(args) > len(self._names) or len(arguments) != len(self._names):
             return None
         for name in self._texts:  # operators take names of enum members
-            arguments[name] = getattr(arguments[name], "name", arguments[name])
+            arguments[name] = enum_name(arguments[name])
         fixed = all(arguments[name] is self._defaults[name] for name in self._defaulted)
         # Operators in graphs do not support subclasses of Tensor.
         are_tensors = all(arguments[name] is None or type(arguments[name]) in TENSOR_CLASSES for name in self._tensors)

@@ -42,7 +42,7 @@ from ..kernels_torch.lenses import LENSES
 from ..kernels_torch.shutters import Path, path_of
 from ..kernels_torch.validation import camera_centers, is_singular
 from ..runtime.tracing import is_tracing
-from ..scalars import check_choice, check_size, describe
+from ..scalars import check_choice, check_size, describe, enum_name
 
 NEGLIGIBLE = 1e-30
 """Smaller coefficients of an f-theta polynomial do not affect images. The search for its domain takes them as 0."""
@@ -104,11 +104,6 @@ class LensArguments(NamedTuple):
     def given(self) -> dict[str, Any]:
         """Returns the arguments that are not None, by name."""
         return {name: value for name, value in zip(self._fields, self) if value is not None}
-
-
-def name_of(rolling_shutter: Any) -> Any:
-    """Returns the name of an enum member, of tsplat or gsplat. Returns other values unchanged."""
-    return getattr(rolling_shutter, "name", rolling_shutter)
 
 
 def check_camera_model(camera_model: object, *, with_ut: bool = False) -> None:
@@ -225,7 +220,7 @@ def _add_windshield(cameras: Cameras, windshield: object) -> Cameras:
     """Appends the polynomials of a windshield, of tsplat or gsplat, to the lens of cameras."""
     assert cameras.lens is not None
     names = tuple(ExternalDistortionReferencePolynomial.__members__)
-    reference = name_of(getattr(windshield, "reference_poly", None))
+    reference = enum_name(getattr(windshield, "reference_poly", None))
     check_choice("external_distortion_coeffs.reference_poly", reference, names)
     values = torch.cat([_bivariate(windshield, name, cameras.lens) for name in POLYNOMIALS])
     return cameras._replace(lens=torch.cat([cameras.lens, values.expand(*cameras.lens.shape[:-1], -1)], -1))
@@ -254,7 +249,7 @@ def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: 
             "ftheta_coeffs: expected an FThetaCameraDistortionParameters, as camera_model is 'ftheta', found None"
         )
     names = tuple(FThetaPolynomialType.__members__)
-    reference = name_of(getattr(ftheta, "reference_poly", None))
+    reference = enum_name(getattr(ftheta, "reference_poly", None))
     check_choice("ftheta_coeffs.reference_poly", reference, names)
     polynomials = {name: _numbers(ftheta, f"{name.lower()}_poly", 6) for name in names}
     inverts, coefficients = reference == "PIXELDIST_TO_ANGLE", polynomials[reference]

@@ -29,9 +29,9 @@ from ..config import CameraSettings, Numerics, RollingShutterType
 from ..data import Cameras, ProjectedGaussians, Rays
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..kernels_torch.shutters import path_of, pose_at
-from ..scalars import check_choice
+from ..scalars import check_choice, enum_name
 from .eval3d import rays_of, to_world
-from .lens_models import LensArguments, name_of
+from .lens_models import LensArguments
 
 SCALE = 1024
 """Pixels per radian of the image of angles, as in gsplat."""
@@ -133,7 +133,7 @@ class RowOffsetStructuredSpinningLidarModelParameters:
 
 def direction_of(lidar: object, name: str) -> SpinningDirection:
     """Returns the spinning direction of a lidar, of tsplat or gsplat, that is passed as the argument `name`."""
-    direction = name_of(getattr(lidar, "spinning_direction", None))
+    direction = enum_name(getattr(lidar, "spinning_direction", None))
     check_choice(f"{name}.spinning_direction", direction, tuple(SpinningDirection.__members__))
     return SpinningDirection[direction]
 

@@ -9,9 +9,9 @@ from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..kernels_torch.lenses import LENSES
 from ..output_maps import DEPTHS, HITS, OF_SURFELS, PLANE_DEPTHS, Output
-from ..scalars import check_choice, check_size, equals, to_int
+from ..scalars import check_choice, check_size, enum_name, equals, to_int
 from .eval3d import ray_footprint
-from .lens_models import check_camera_model, check_unscented, name_of
+from .lens_models import check_camera_model, check_unscented
 from .lidars import MARGIN, LidarLayout, check_lidar
 
 
@@ -173,7 +173,7 @@ class Options(NamedTuple):
         if not surfels and given["tile_size"] is None:
             given["tile_size"] = choose_tile_size(given["width"], given["height"], given["with_eval3d"])
         if "rolling_shutter" in given:
-            given["rolling_shutter"] = name_of(given["rolling_shutter"])
+            given["rolling_shutter"] = enum_name(given["rolling_shutter"])
         return cls(**given, surfels=surfels)
 
     @property

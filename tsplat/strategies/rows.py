@@ -10,7 +10,7 @@ from ..support.interruption import DeferredSignals
 from .gaussian_parameters import Optimizers, Parameters, State, check_optimizers, has_rows
 
 BLOCK = 2**16
-"""Number of rows that :func:`compaction` moves at a time within a tensor."""
+"""Number of rows that :func:`keep_rows` moves at a time within a tensor."""
 
 
 @torch.no_grad()
@@ -120,7 +120,7 @@ def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Ten
 
 
 @torch.no_grad()
-def compaction(params: Parameters, optimizers: Optimizers, kept: Tensor) -> Callable[[Tensor], Tensor]:
+def _compaction(params: Parameters, optimizers: Optimizers, kept: Tensor) -> Callable[[Tensor], Tensor]:
     """Returns a function that moves the rows `kept`, [M] int64, ascending, to the front of a parameter or a moment.
 
     The function returns a view of these rows, and allocates no memory.
@@ -153,7 +153,7 @@ def keep_rows(params: Parameters, optimizers: Optimizers, state: State, kept: Te
     that an error changes nothing.
     """
     n = len(next(iter(params.values())))
-    compacted = compaction(params, optimizers, kept)
+    compacted = _compaction(params, optimizers, kept)
 
     def selected(rows: Tensor) -> Tensor:
         try:

@@ -111,6 +111,17 @@ class Selection:
         }
 
 
+def union(selections: Sequence[Tensor | None], n: int) -> Tensor | None:
+    """Returns the rows of `n` Gaussians that any selection has, [U] int64, ascending; None if one has all Gaussians."""
+    known = [rows for rows in selections if rows is not None]
+    if len(known) < len(selections):
+        return None
+    is_shown = torch.zeros(n, dtype=torch.bool, device=known[0].device)
+    for rows in known:
+        is_shown[rows[rows >= 0]] = True
+    return is_shown.nonzero().squeeze(1)
+
+
 class SummedGradients:
     """Sums of the gradients of several views, of the Gaussians that any of the views may show.
 
@@ -120,22 +131,15 @@ class SummedGradients:
 
     Attributes:
         selections: The arguments, or only None if one of the views shows all Gaussians.
-        rows: The union of the selections, [U] int64, ascending; None for all Gaussians.
+        rows: The :func:`union` of the selections; None for all Gaussians.
         gradients: The sums by the names of the parameters, [U, ...] or [N, ...]; None without a gradient.
     """
 
     def __init__(self, parameters: Parameters, selections: Sequence[Tensor | None]) -> None:
         self._parameters = parameters
-        self.rows: Tensor | None = None
+        self.rows = union(selections, len(parameters.params["means"]))
+        self.selections = [None] * len(selections) if self.rows is None else selections
         self.gradients: dict[str, Tensor | None] = dict.fromkeys(parameters.params)
-        known = [rows for rows in selections if rows is not None]
-        self.selections: Sequence[Tensor | None] = [None] * len(selections)
-        if len(known) == len(selections):
-            self.selections = selections
-            is_shown = torch.zeros(len(parameters.params["means"]), dtype=torch.bool, device=known[0].device)
-            for rows in known:
-                is_shown[rows[rows >= 0]] = True
-            self.rows = is_shown.nonzero().squeeze(1)
 
     def add(self, rows: Tensor | None, gradients: Sequence[Tensor | None]) -> None:
         """Adds the gradients of a view, [R, ...] each, in the order of the parameters. `rows` is its selection."""

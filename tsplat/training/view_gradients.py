@@ -29,7 +29,7 @@ from .losses import Loss, loss, psnr, view_losses
 from .parameters import Parameters
 from .perspective_views import compares_perspective, is_whole, perspective_camera, perspective_view
 from .sampling import calls_of_ranks
-from .selection import DenseGradients, Selection, SummedGradients, select
+from .selection import DenseGradients, Selection, SummedGradients, select, union
 from .update_pass import Capture, UpdatePass
 from .view_corrections import ViewGains, apply_exposure
 from .view_passes import ViewInputs, ViewPasses, ViewResults
@@ -156,11 +156,16 @@ class ViewGradients:
             self._regularize(n_gaussians, self._parameters.params, self._regularized_gradients())
         else:
             self._store_sums(selection.rows, selection.gradients(), n_gaussians)
-        strategy = self._densification.strategy
-        if strategy is None or not strategy.reads_rendering:
+        if not self._reads_rendering:
             # Each meta keeps the memory of its call alive.
             metas = [{"n_cameras": meta["n_cameras"]} for meta in metas]
         return metrics, metas
+
+    @property
+    def _reads_rendering(self) -> bool:
+        """Returns whether the strategy reads ``meta`` of renderings."""
+        strategy = self._densification.strategy
+        return strategy is not None and strategy.reads_rendering
 
     def update_pass(self, *, adds_noise: bool) -> UpdatePass | None:
         """Returns the pass that updates the parameters with the last gradients; None if these are not from one pass."""
@@ -174,8 +179,9 @@ class ViewGradients:
         Other ranks may have selections of other sizes, or none.
         """
         cameras = [self._camera_for_step(step, index, self._views[index].camera) for index in views]
-        rows = SummedGradients(self._parameters, [select(self._parameters, camera) for camera in cameras]).rows
-        if rows is None or len(rows) > SELECTION_SHARE_MAX * len(self._parameters.params["means"]):
+        n = len(self._parameters.params["means"])
+        rows = union([select(self._parameters, camera) for camera in cameras], n)
+        if rows is None or len(rows) > SELECTION_SHARE_MAX * n:
             return None
         return Selection(self._parameters, rows if len(rows) else rows.new_zeros(1))
 
@@ -263,8 +269,7 @@ class ViewGradients:
 
         If Gaussians are sharded, the ranks render together; see :func:`calls_of_ranks`.
         """
-        strategy = self._densification.strategy
-        keeps_meta = len(views) == 1 or (strategy is not None and strategy.reads_rendering)
+        keeps_meta = len(views) == 1 or self._reads_rendering
         metrics, metas = [self._parameters.params["means"].new_zeros(2)], []
         kinds = [self._kind_of_call(step, index) if self._sharded else None for index in views]
         for i, is_own in calls_of_ranks(kinds, self._ranks):
@@ -370,7 +375,7 @@ class ViewGradients:
             render_mode="RGB+ED" if needs_depth else "RGB",
             absgrad=strategy is not None and strategy.absgrad,
             # A rank projects its Gaussians on the cameras of all ranks; a packed call only keeps what they show.
-            packed=self._sharded and not (strategy is not None and strategy.reads_rendering),
+            packed=self._sharded and not self._reads_rendering,
             group=self._ranks.group if self._sharded else None,
             backend=self._config.backend,
             capacity=capacity,

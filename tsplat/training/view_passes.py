@@ -119,7 +119,7 @@ class _Replay:
         selects: bool,
     ) -> None:
         self.inputs = [tensor.clone() for tensor in inputs]
-        self.scratch = traced.allocate_scratch() if scratch is None or not traced.fits(scratch) else scratch
+        self.scratch = traced.allocate_scratch() if scratch is None else scratch
         self._results, self._run = traced.bind([*self.inputs, *state], self.scratch)
         kept = [*self.inputs, *(self._results if traced.keeps_results else ())]
         self.n_bytes: int = sum(tensor.nbytes for tensor in kept if tensor is not None)

@@ -18,9 +18,9 @@ from ....arguments import INTEGERS, check_devices, check_tensor, check_tile_size
 from ....config import CameraSettings
 from ....data import Cameras, Rays
 from ....functional.compositing import RayInputs, ray_inputs
-from ....scalars import check_size
+from ....scalars import check_size, enum_name
 from ....stages.eval3d import check_rays
-from ....stages.lens_models import check_parameters, name_of
+from ....stages.lens_models import check_parameters
 from ....stages.lidars import MARGIN, SCALE, LidarLayout, check_lidar, check_no_lens
 from ._lidar import tiling_of
 
@@ -72,7 +72,7 @@ def element_inputs(arguments: dict[str, Any]) -> tuple[ElementTiles, RayInputs]:
 def _as_cameras(arguments: dict[str, Any]) -> tuple[LidarLayout, dict[str, Any]]:
     """Checks the lidar in named arguments. Returns its layout, and the arguments with a camera instead of the lidar."""
     given = dict(arguments)
-    lidar, readout, sweeps = given.pop("lidar_coeffs"), name_of(given["rolling_shutter"]), given["viewmats_rs"]
+    lidar, readout, sweeps = given.pop("lidar_coeffs"), enum_name(given["rolling_shutter"]), given["viewmats_rs"]
     layout, readout = check_lidar(lidar, given["camera_model"], readout, is_exact=True, sweeps=sweeps is not None)
     check_no_lens(given)
     cameras = layout.cameras(Cameras(given["viewmats"], given["Ks"]))
