@@ -53,6 +53,11 @@ def fp64(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
+def fp32(values: Any) -> Tensor:
+    """Converts numbers, or nested sequences of numbers, to an fp32 tensor on the CPU."""
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
 def identity(n: int) -> Tensor:
     """Returns the identity matrix [n, n] in fp64 on the CPU."""
     return torch.eye(n, dtype=torch.float64, device="cpu")

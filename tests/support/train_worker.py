@@ -163,9 +163,9 @@ def train_sizes(ranks, folder):
     return found
 
 
-def recorded(capacities, render, camera, background, capacity, degree, **options):
+def recorded(capacities, render, gaussians, camera, background, capacity, *arguments, **options):
     capacities.append(capacity)
-    return render(camera, background, capacity, degree, **options)
+    return render(gaussians, camera, background, capacity, *arguments, **options)
 
 
 def train_with_capacity(ranks, folder):

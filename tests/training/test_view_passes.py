@@ -99,6 +99,15 @@ def test_training_by_passes_gives_the_same_bits(replays, size, n_views):
     assert len(replays) >= CONFIG.steps - 14
 
 
+def test_first_views_whose_lists_exceed_the_capacity_are_rendered_again(monkeypatch):
+    config = dataclasses.replace(CONFIG, steps=8, sh_interval=2)
+    expected = by_stages(dataclasses.replace(config, capacity="off"))
+    monkeypatch.setattr(capacity, "_automatic", {})
+    monkeypatch.setattr(capacity, "UNCOUNTED", 0)
+    torch.manual_seed(0)
+    assert_same(trained(config), expected)
+
+
 def test_memory_of_passes_is_free_while_gaussians_are_added(replays, monkeypatch):
     kept, update = {True: set(), False: set()}, Densification.after_update
 

@@ -129,19 +129,17 @@ class Contributions:
             if largest:
                 contributions = _largest(contributions, n_listed)
             # The last column receives the contributors that are not listed.
-            listed = (
-                rows.new_full((len(result_ids), n_listed + 1), -1),
-                weights.new_zeros(len(result_ids), n_listed + 1),
-            )
+            listed_rows = rows.new_full((len(result_ids), n_listed + 1), -1)
+            listed_weights = weights.new_zeros(listed_rows.shape)
             n_before = rows.new_zeros(len(result_ids), 1)
             for ids, weight in contributions:
                 contributes = weight > 0
                 ranks = n_before + contributes.cumsum(-1) - 1
                 columns = torch.where(contributes, ranks, n_listed).clamp_max(n_listed)
-                listed[0].scatter_(1, columns, ids.to(torch.int64))
-                listed[1].scatter_(1, columns, weight)
+                listed_rows.scatter_(1, columns, ids.to(torch.int64))
+                listed_weights.scatter_(1, columns, weight)
                 n_before += contributes.sum(-1, keepdim=True)
-            rows[result_ids], weights[result_ids] = listed[0][:, :-1], listed[1][:, :-1]
+            rows[result_ids], weights[result_ids] = listed_rows[:, :-1], listed_weights[:, :-1]
         return rows.view(*self.shape, n_listed), weights.view(*self.shape, n_listed)
 
     def entries(self, first: int, end: int, transmittances: Tensor) -> tuple[Tensor, Tensor]:

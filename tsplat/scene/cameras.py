@@ -14,7 +14,7 @@ from torch import Tensor
 from ..config import CameraModel, RollingShutterType
 from ..errors import ArgumentError, UnsupportedError
 from ..formulas.panorama_angles import full_panorama, longitude_and_latitude
-from ..precision import fp64, product
+from ..precision import fp32, fp64, product
 
 UP = (0.0, -1.0, 0.0)
 """Default up direction in the world frame: structure-from-motion usually produces scenes with y down."""
@@ -220,13 +220,13 @@ def intrinsics(width: int, height: int, fov: float) -> Tensor:
     if not 0 < fov < 180:
         raise ArgumentError(f"fov: expected degrees between 0 and 180, found {fov}")
     focal = 0.5 * height / math.tan(math.radians(fov) / 2)
-    return torch.tensor([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]], dtype=torch.float32, device="cpu")
+    return fp32([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]])
 
 
 def panorama_intrinsics(width: int, height: int) -> Tensor:
     """Returns the intrinsics K [3, 3] of a panorama of 360 by 180 degrees; focal lengths are pixels per radian."""
     fx, fy, cx, cy = full_panorama(width, height)
-    return torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], dtype=torch.float32, device="cpu")
+    return fp32([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
 
 
 def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] = UP) -> Tensor:

@@ -165,9 +165,8 @@ def rows_in_sight(
         planes[2 * axis + 1, axis], planes[2 * axis + 1, 2] = -focal, size - center + margin
         tangent = (torch.maximum(center.abs(), (size - center).abs()) + 0.5 * FOV_MARGIN * size) / focal.abs()
         reach = max(reach, float(focal.abs() * (1 + tangent.square()).sqrt()))
-    reach *= (
-        1.001 * SIGMAS * float(torch.linalg.matrix_norm(viewmat[:3, :3], 2))
-    )  # the norm of a pose is 1, unless it scales
+    scale = float(torch.linalg.matrix_norm(viewmat[:3, :3], 2))  # 1, unless the pose scales
+    reach *= 1.001 * SIGMAS * scale
     offsets = planes @ viewmat[:3, 3:]
     roundings = ROUNDING * planes.abs() @ viewmat[:3].abs()  # of x, y, z, 1
     world = (planes @ viewmat[:3, :3]).to(means)

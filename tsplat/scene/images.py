@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, FileError
+from ..precision import fp32
 from ..support.extras import require
 from ..support.files import atomic_write
 from ..support.reading import check_memory, open_file
@@ -156,9 +157,7 @@ def read_image(
     with _opened(path, verified=True) as file:
         image = _load(file, path)
         composited = image.has_transparency_data and (keep_alpha or background is not None)
-        backdrop = (
-            None if keep_alpha or background is None else torch.tensor(background, dtype=torch.float32, device="cpu")
-        )
+        backdrop = None if keep_alpha or background is None else fp32(background)
 
         def read_strip(first: int, last: int) -> Tensor:
             strip = image.crop((0, first, image.width, last))

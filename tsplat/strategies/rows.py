@@ -37,11 +37,9 @@ def _update_param_with_optimizer(
         new = param_fn(name, old)
         if not isinstance(new, torch.nn.Parameter):
             new = torch.nn.Parameter(new.contiguous(), requires_grad=old.requires_grad)
-        entries = optimizers[name].state.get(old, {}) if name in optimizers else {}
-        successors[name] = (
-            new,
-            {key: optimizer_fn(key, value) if has_rows(key, value) else value for key, value in entries.items()},
-        )
+        state = optimizers[name].state.get(old, {}) if name in optimizers else {}
+        entries = {key: optimizer_fn(key, value) if has_rows(key, value) else value for key, value in state.items()}
+        successors[name] = new, entries
     with DeferredSignals():
         for name, (new, entries) in successors.items():
             if name in optimizers:

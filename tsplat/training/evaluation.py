@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..config import SSIM_TAPS, Backend
 from ..errors import ShapeError
+from ..precision import fp32
 from ..runtime.process_group import RankGroup
 from ..scalars import check_choice, to_float
 from ..scene.cameras import Camera
@@ -221,7 +222,7 @@ def fit_poses(
     for i, is_own in _calls(views, ranks, sharded):
         view = views[i]
         motions = identity_motions(1, view.camera.viewmat, rolls=view.camera.viewmat_end is not None).view(-1, 6)
-        unit = torch.tensor([1.0, 1, 1, extent, extent, extent], dtype=torch.float32, device="cpu").to(motions)
+        unit = fp32([1.0, 1, 1, extent, extent, extent]).to(motions)
         motions.requires_grad_()
         optimizer = torch.optim.Adam([motions], lr=POSE_RATE * config.pose_rate)
         for _ in range(POSE_STEPS):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
 from ..ops.adam import MOMENTS, Adam
+from ..precision import fp32
 from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
@@ -243,7 +244,7 @@ class Parameters:
                     raise ArgumentError(
                         f"checkpoint: {name} has shape {list(parameter.shape)}, its moments {list(tensor.shape)}"
                     )
-            step = torch.tensor(adam_steps[name], dtype=torch.float32, device="cpu")
+            step = fp32(adam_steps[name])
             optimizer.state[parameter] = {"step": step, **moments}
         self.gaussians()  # checks that the shapes agree
 

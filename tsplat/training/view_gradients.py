@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ from .parameters import Parameters
 from .perspective_views import compares_perspective, is_whole, perspective_camera, perspective_view
 from .sampling import calls_of_ranks
 from .selection import DenseGradients, Selection, SummedGradients, select, union
-from .update_pass import Capture, UpdatePass
+from .update_pass import UpdatePass
 from .view_corrections import ViewGains, apply_exposure
 from .view_passes import ViewInputs, ViewPasses, ViewResults
 
@@ -113,9 +113,8 @@ class ViewGradients:
         uses_graphs = config.graph != "off" and not no_graphs
         self._passes = None
         if not no_passes:
-            self._passes = ViewPasses(
-                self._differentiate, self._make_update, uses_graphs=uses_graphs, keeps_results=n == 1
-            )
+            make_update = functools.partial(UpdatePass, parameters, gradient_step, densification, self.gains)
+            self._passes = ViewPasses(self._differentiate, make_update, uses_graphs=uses_graphs, keeps_results=n == 1)
         self._dense_gradients = DenseGradients(parameters)
         self._selects_rows = not self._no_selection_reason(gaussians)
 
@@ -136,22 +135,10 @@ class ViewGradients:
         number of Gaussians of all ranks. Returns the sums of loss and PSNR over this rank's views, [2], and the
         ``meta`` of each rendering.
         """
-        kind = None
-        if self._passes is not None and len(views) > 1:
-            return self._compute_sums(self._passes, step, views, backgrounds)
         if self._passes is not None:
-            camera = self._camera_for_step(step, views[0], self._views[views[0]].camera)
-            rows = select(self._parameters, camera) if self._selects_rows else None
-            kind = self._view_kind(step, camera, rows)
-            inputs = functools.partial(self._view_inputs, step, views[0], camera, backgrounds[0], rows)
-            if (replayed := self._replay(self._passes, kind, inputs)) is not None:
-                return self._store_results(replayed, views[0])
-            if rows is not None:
-                computed = self._differentiate(kind, inputs(), None)
-                self._passes.add_kind(kind, lambda: Capacities(*computed.needed[:-1].tolist()))
-                return self._store_results(computed, views[0])
-        selection = self._select_of_shard(step, views) if self._selects_rows and self._sharded else None
-        metrics, metas = self._compute(step, views, backgrounds, kind, selection)
+            return self._compute_by_passes(self._passes, step, views, backgrounds)
+        selection = self._select_of_shard(step, views) if self._selects_rows else None
+        metrics, metas = self._compute(step, views, backgrounds, selection)
         if selection is None:
             self._regularize(n_gaussians, self._parameters.params, self._regularized_gradients())
         else:
@@ -190,20 +177,15 @@ class ViewGradients:
         step: int,
         views: Sequence[int],
         backgrounds: Sequence[Color],
-        kind: ViewKind | None,
         selection: Selection | None,
     ) -> tuple[Tensor, list[dict[str, Any]]]:
         """Computes :meth:`compute` by rasterization calls, without regularization.
 
-        The gradients of a selection of a shard are those of its parameters.
-
-        If lists exceed their capacity, the views are rendered again without a capacity. Passes for views of `kind` get
-        the capacities that were needed.
+        The gradients of a selection of a shard are those of its parameters. If lists exceed their capacity, the views
+        are rendered again without a capacity.
         """
         with deferred() as calls:  # a GPU computes the backward pass while Python waits for the forward pass
             results = self._accumulate(step, views, backgrounds, self._capacity, selection)
-        if self._passes is not None:
-            self._passes.add_kind(kind, lambda: _capacities_needed(calls, results[1]))
         if self._capacity is None or not any(self._ranks.any([any_overflow(calls)], self._device)):
             return results
         self._parameters.clear_gradients()
@@ -211,25 +193,43 @@ class ViewGradients:
             self.gains.discard()
         return self._accumulate(step, views, backgrounds, None, selection)
 
-    def _compute_sums(
+    def _compute_by_passes(
         self, passes: ViewPasses, step: int, views: Sequence[int], backgrounds: Sequence[Color]
     ) -> tuple[Tensor, list[dict[str, Any]]]:
-        """Computes :meth:`compute` for several views, one after the other, by passes where there are any."""
+        """Computes :meth:`compute` one view after the other, by passes where there are any."""
         cameras = [self._camera_for_step(step, index, self._views[index].camera) for index in views]
         selections = [select(self._parameters, camera) if self._selects_rows else None for camera in cameras]
+        n_gaussians = len(self._parameters.params["means"])
+        if len(views) == 1:
+            results = self._view_results(passes, step, views[0], cameras[0], backgrounds[0], selections[0])
+            gradients = dict(zip(self._parameters.params, results.gradients, strict=True))
+            self._store_gradients(results.rows, gradients, n_gaussians)
+            return results.metrics, [{"n_cameras": 1}]
         sums = SummedGradients(self._parameters, selections)
         metrics = []
         for index, camera, background, rows in zip(views, cameras, backgrounds, sums.selections, strict=True):
-            kind = self._view_kind(step, camera, rows)
-            inputs = functools.partial(self._view_inputs, step, index, camera, background, rows)
-            if (results := self._replay(passes, kind, inputs)) is None:
-                results = self._differentiate(kind, inputs(), None)
-                passes.add_kind(kind, functools.partial(Capacities, *results.needed[:-1].tolist()))
+            results = self._view_results(passes, step, index, camera, background, rows)
             sums.add(rows, results.gradients)
-            self._add_gain_change(index, results.gain_change)
             metrics.append(results.metrics.clone())  # the next view may write to the same memory
-        self._store_sums(sums.rows, sums.gradients, len(self._parameters.params["means"]))
+        self._store_sums(sums.rows, sums.gradients, n_gaussians)
         return torch.stack(metrics).sum(0), [{"n_cameras": 1}] * len(views)
+
+    def _view_results(
+        self, passes: ViewPasses, step: int, index: int, camera: Camera, background: Color, rows: Tensor | None
+    ) -> ViewResults:
+        """Computes the gradients of a view by a pass. The first view of a kind is computed by a rasterization call, and
+        again without a capacity if its lists exceed it."""
+        kind = self._view_kind(step, camera, rows)
+        inputs = functools.partial(self._view_inputs, step, index, camera, background, rows)
+        state = [*self._parameters.params.values(), *([] if self.gains is None else [self.gains.logs])]
+        results = passes.results(kind, inputs, state)
+        if results is None:
+            results = self._differentiate(kind, inputs(), self._capacity)
+            if results.needed[-1]:
+                results = self._differentiate(kind, inputs(), None)
+            passes.add_kind(kind, Capacities(*results.needed[:-1].tolist()))
+        self._add_gain_change(index, results.gain_change)
+        return results
 
     def _regularized_gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of parameters to which :meth:`_regularize` adds."""
@@ -288,15 +288,17 @@ class ViewGradients:
         """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
         camera = self._corrected_camera(step, index)
         view = self._view_for_step(step, index, camera)
+        losses = self._active_losses(step)
         with self._autocasting():
+            gaussians = (selection or self._parameters).gaussians()
             images, alphas, meta = self._render(
-                camera, background, capacity, self._sh_degree_at(step), step=step, gaussians=_gaussians_of(selection)
+                gaussians, camera, background, capacity, self._sh_degree_at(step), losses
             )
             target = view.pixels
             image, image_loss, gain_change = self._photometric_loss(
                 index, images, target, view.mask, estimates_gains=self._estimates_gains(step)
             )
-            total = image_loss + sum((term(images, alphas, meta, view) for term in self._active_losses(step)), 0.0)
+            total = image_loss + sum((term(images, alphas, meta, view) for term in losses), 0.0)
         self._densification.before_backward(step, meta)
         self._add_gain_change(index, gain_change)
         self._gradient_step.backward(total / self._config.views_per_step)
@@ -336,13 +338,13 @@ class ViewGradients:
         camera = self._corrected_camera(step, index)
         with self._autocasting():
             images, _, meta = self._render(
+                (selection or self._parameters).gaussians(),
                 camera,
                 self._config.backdrop,
                 capacity,
                 self._sh_degree_at(step),
-                step=step,
+                self._active_losses(step),
                 n_cameras=0,
-                gaussians=_gaussians_of(selection),
             )
         self._densification.before_backward(step, meta)
         self._gradient_step.backward(images.sum())
@@ -350,29 +352,27 @@ class ViewGradients:
 
     def _render(
         self,
+        gaussians: Gaussians,
         camera: Camera,
         background: Color | Tensor,
         capacity: Capacity,
         sh_degree: int,
+        losses: Sequence[Loss] = (),
         *,
-        step: int = 0,
         n_cameras: int | None = None,
-        gaussians: Gaussians | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D].
 
-        Depth is rendered if a loss that is active at this step needs it. None for `gaussians` means all. Returns as
-        :func:`render_views`.
+        Depth is rendered if one of the additional `losses` needs it. Returns as :func:`render_views`.
         """
-        needs_depth = any(term.needs_depth for term in self._active_losses(step))
         strategy = self._densification.strategy
         images, alphas, meta = render_views(
-            self._parameters.gaussians() if gaussians is None else gaussians,
+            gaussians,
             [camera],
             n_cameras=n_cameras,
             background=background,
             sh_degree=sh_degree,
-            render_mode="RGB+ED" if needs_depth else "RGB",
+            render_mode="RGB+ED" if any(term.needs_depth for term in losses) else "RGB",
             absgrad=strategy is not None and strategy.absgrad,
             # A rank projects its Gaussians on the cameras of all ranks; a packed call only keeps what they show.
             packed=self._sharded and not self._reads_rendering,
@@ -471,20 +471,6 @@ class ViewGradients:
         color = self._parameters.params["means"].detach().new_tensor(background)
         return ViewInputs(index_tensor, camera, pixels, color, rows)
 
-    def _replay(self, passes: ViewPasses, kind: ViewKind, make_inputs: Callable[[], ViewInputs]) -> ViewResults | None:
-        """Computes the gradients of a view by a pass; returns None if there is no pass yet."""
-        state = [*self._parameters.params.values()]
-        if self.gains is not None:
-            state.append(self.gains.logs)
-        return passes.results(kind, make_inputs, state)
-
-    def _store_results(self, results: ViewResults, index: int) -> tuple[Tensor, list[dict[str, Any]]]:
-        """Stores the gradients of a view on the parameters. Returns as :meth:`compute`."""
-        gradients = dict(zip(self._parameters.params, results.gradients, strict=True))
-        self._store_gradients(results.rows, gradients, len(self._parameters.params["means"]))
-        self._add_gain_change(index, results.gain_change)
-        return results.metrics, [{"n_cameras": 1}]
-
     def _store_gradients(self, rows: Tensor | None, gradients: Mapping[str, Tensor | None], n_gaussians: int) -> None:
         """Stores gradients of `rows`, or of all Gaussians, on the parameters.
 
@@ -511,21 +497,17 @@ class ViewGradients:
         if rows is None:
             self._regularize(n_gaussians, params, self._regularized_gradients())
 
-    def _differentiate(self, kind: ViewKind, inputs: ViewInputs, capacities: Capacities | None) -> ViewResults:
+    def _differentiate(self, kind: ViewKind, inputs: ViewInputs, capacity: Capacity) -> ViewResults:
         """Renders a view and computes the gradients of its loss.
 
-        Does not wait for the device, unless `capacities` is None: the number of intersections is then read.
+        Does not wait for the device if `capacity` is a capacity per list, as in passes.
         """
-        selection = None if inputs.rows is None else Selection(self._parameters, inputs.rows)
-        params = self._parameters.params if selection is None else selection.params
+        parameters = self._parameters if inputs.rows is None else Selection(self._parameters, inputs.rows)
+        params = parameters.params
         n_views = self._config.views_per_step
-        with self._autocasting(), deferred():
+        with self._autocasting(), deferred() as calls:
             images, _, meta = self._render(
-                inputs.camera,
-                inputs.background,
-                capacities,
-                kind.sh_degree,
-                gaussians=None if selection is None else selection.gaussians(),
+                parameters.gaussians(), inputs.camera, inputs.background, capacity, kind.sh_degree
             )
             image, image_loss, gain_change = self._photometric_loss(
                 inputs.index, images, inputs.pixels, None, estimates_gains=kind.estimates_gains
@@ -535,40 +517,16 @@ class ViewGradients:
             None if gradient is None else gradient.contiguous()
             for gradient in torch.autograd.grad(image_loss / n_views, [*params.values()], allow_unused=True)
         ]
-        if n_views == 1 and (selection is None or self._config.visible_adam == "on"):
+        if n_views == 1 and (inputs.rows is None or self._config.visible_adam == "on"):
             self._regularize(len(self._parameters.params["means"]), params, dict(zip(params, gradients)))
-        if capacities is None:
-            needed = torch.tensor([*_capacities_needed([], [meta]), 0], dtype=torch.int64, device="cpu")
-        else:
+        if isinstance(capacity, Capacities):
             needed = meta.source.intersections.whole.needed  # type: ignore[attr-defined]
+        else:
+            counted = max_needed(calls) if calls else Capacities.of_lists(meta["memory"]["n_intersections"])
+            needed = torch.tensor([*counted, any_overflow(calls)], dtype=torch.int64, device="cpu")
         rows = None if inputs.rows is None else inputs.rows.clone()
         metrics = _loss_and_psnr(image_loss, image, inputs.pixels)
         return ViewResults(metrics, needed, gain_change, rows, gradients)
-
-    def _make_update(self, adds_noise: bool, capture: Capture, scratch: Tensor) -> UpdatePass:
-        return UpdatePass(
-            self._parameters,
-            self._gradient_step,
-            self._densification,
-            self.gains,
-            adds_noise=adds_noise,
-            capture=capture,
-            scratch=scratch,
-        )
-
-
-def _gaussians_of(selection: Selection | None) -> Gaussians | None:
-    return None if selection is None else selection.gaussians()
-
-
-def _capacities_needed(calls: Sequence[Any], metas: Sequence[dict[str, Any]]) -> Capacities:
-    """Returns the capacities that the lists of calls needed; waits for the device.
-
-    `calls` are the calls with a capacity; if there are none, the number of intersections is read from `metas`.
-    """
-    if calls:
-        return max_needed(calls)
-    return Capacities(*[max(meta["memory"]["n_intersections"] for meta in metas)] * 4)
 
 
 def _loss_and_psnr(image_loss: Tensor, image: Tensor, target: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from ..runtime.compilation import is_plain_call
 from ..runtime.cuda_graphs import GraphRecorder
 from ..scene.cameras import Camera
 from ..stages.capacity import capacities_for
-from .update_pass import Capture, UpdatePass
+from .update_pass import UpdatePass
 
 KINDS_MAX = 32
 """Maximum number of kinds of views whose passes are kept."""
@@ -164,8 +164,7 @@ class ViewPasses:
 
     Args:
         compute: Computes the results of a view.
-        make_update: Returns an update pass, given whether it adds noise, a function that captures it, and scratch
-            memory that it may use while it runs, [n] uint8.
+        make_update: Returns an update pass, given the keyword arguments of :class:`UpdatePass`.
         uses_graphs: Whether CUDA graphs replay passes.
         keeps_results: Whether the update pass reads the results. Otherwise, they share memory with what is internal to
             the passes.
@@ -174,10 +173,10 @@ class ViewPasses:
     def __init__(
         self,
         compute: Compute,
-        make_update: Callable[[bool, Capture, Tensor], UpdatePass],
+        make_update: Callable[..., UpdatePass],
         *,
         uses_graphs: bool,
-        keeps_results: bool = True,
+        keeps_results: bool,
     ) -> None:
         self._compute = compute
         self._make_update = make_update
@@ -244,7 +243,7 @@ class ViewPasses:
             return None
         if replay.update is None or not replay.update.fits(adds_noise=adds_noise):
             capture = functools.partial(self._capture, replay.inputs[0])
-            replay.update = self._make_update(adds_noise, capture, replay.scratch)
+            replay.update = self._make_update(adds_noise=adds_noise, capture=capture, scratch=replay.scratch)
         return replay.update
 
     def _capture(self, tensor: Tensor, run: Callable[[], None]) -> Callable[[], None]:
@@ -300,9 +299,9 @@ class ViewPasses:
         if not self._uses_graphs:
             self._replays, self._last = {}, None
 
-    def add_kind(self, kind: Hashable, needed: Callable[[], Capacities]) -> None:
-        """Adds a kind of view, unless it is known. `needed` returns the capacities that the lists of a view needed."""
+    def add_kind(self, kind: Hashable, needed: Capacities) -> None:
+        """Adds a kind of view, unless it is known, given the capacities that the lists of a view needed."""
         if self._enabled and kind not in self._kinds:
             while len(self._kinds) >= KINDS_MAX:
                 del self._kinds[next(iter(self._kinds))]
-            self._kinds[kind] = _KindPass(capacities_for(needed(), varies=True))
+            self._kinds[kind] = _KindPass(capacities_for(needed, varies=True))

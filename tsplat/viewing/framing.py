@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..precision import fp64, in_full_precision
+from ..precision import fp32, fp64, in_full_precision
 from ..scene.cameras import UP, Camera, intrinsics, look_at
 from ..scene.gaussians import Gaussians
 from .trajectories import orbit_around, spiral_at
@@ -63,9 +63,7 @@ def place_cameras(
         target = center.tolist() if target is None else target
         if eye is None:
             # The direction and distance do not depend on the target.
-            eye = (
-                torch.tensor(target, dtype=torch.float32, device="cpu") - center - framed[:3, :3].T @ framed[:3, 3]
-            ).tolist()
+            eye = (fp32(target) - center - framed[:3, :3].T @ framed[:3, 3]).tolist()
     if trajectory is None:
         poses = look_at(eye, target, up)[None]
     elif trajectory == "orbit":
@@ -110,10 +108,7 @@ def look_at_all(
     # A single point has the size of its Gaussian.
     size = float(local.abs().amax()) or float(visible_size(gaussians)) or 1.0
     distance = 10 * size
-    shift, edges = (
-        torch.zeros(3, dtype=torch.float64, device="cpu"),
-        fp64([TRIMMED_FRACTION, 1 - TRIMMED_FRACTION]),
-    )
+    shift, edges = fp64([0.0, 0.0, 0.0]), fp64([TRIMMED_FRACTION, 1 - TRIMMED_FRACTION])
     # A fixed-point iteration, as the extent on the image depends on the distance.
     for _ in range(8):
         x, y, z = (local - shift).unbind(-1)
@@ -142,9 +137,7 @@ def cameras_around(gaussians: Gaussians, n: int = 60, size: int = 400) -> list[C
         # A Fibonacci sphere, whose points are evenly spaced; none is at a pole.
         height, azimuth = 1 - (2 * i + 1) / n, i * math.pi * (3 - math.sqrt(5))
         side = math.sqrt(1 - height**2)
-        offset = torch.tensor(
-            [side * math.cos(azimuth), height, side * math.sin(azimuth)], dtype=torch.float32, device="cpu"
-        )
+        offset = fp32([side * math.cos(azimuth), height, side * math.sin(azimuth)])
         eye = center + DISTANCE_FACTORS[i % len(DISTANCE_FACTORS)] * radius * offset
         cameras.append(Camera(look_at(eye.tolist(), center.tolist()), K, size, size))
     return cameras
@@ -171,7 +164,7 @@ def weighted_quantile(values: Tensor, weights: Tensor, q: float | Tensor) -> Ten
 def visible_size(gaussians: Gaussians) -> Tensor:
     """Returns the median of the largest scales of the valid Gaussians, []; 0 if there are none."""
     largest = gaussians.scales.detach()[gaussians.valid].amax(-1)
-    return largest.median().cpu() if len(largest) else torch.zeros((), dtype=torch.float32, device="cpu")
+    return largest.median().cpu() if len(largest) else fp32(0.0)
 
 
 def visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
@@ -201,16 +194,11 @@ def _near(means: Tensor, weights: Tensor, center: Tensor) -> Tensor:
 
 def _guess_up(means: Tensor, weights: Tensor) -> tuple[float, float, float]:
     x, y, z = means.unbind(-1)
-    lowest, sheet, other, highest = (
-        weighted_quantile(y, weights, q) for q in (0.01, GROUND_MASS, 1 - GROUND_MASS, 0.99)
-    )
+    lowest, sheet, other, highest = weighted_quantile(y, weights, fp64([0.01, GROUND_MASS, 1 - GROUND_MASS, 0.99]))
 
     def spread(chosen: Tensor) -> float:
-        a, b = (
-            weighted_quantile(axis[chosen], weights[chosen], 0.9)
-            - weighted_quantile(axis[chosen], weights[chosen], 0.1)
-            for axis in (x, z)
-        )
+        deciles = [weighted_quantile(axis[chosen], weights[chosen], fp64([0.1, 0.9])) for axis in (x, z)]
+        a, b = (high - low for low, high in deciles)
         return math.sqrt(float(a * b))
 
     is_thin = sheet - lowest < GROUND_THICKNESS * (highest - lowest)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..precision import fp64
+from ..precision import fp32, fp64
 from ..scene.cameras import Camera
 from ..scene.extents import common_point
 from ..scene.gaussians import Gaussians
@@ -88,12 +88,9 @@ def complete_framing(
         if up is not None and (eye is None or target is None):
             position, center = frame_by_cameras(gaussians, training, up)
             target = center.tolist() if target is None else target
-            # The direction and distance do not depend on the target.
-            eye = (
-                (position - center + torch.tensor(target, dtype=torch.float32, device="cpu")).tolist()
-                if eye is None
-                else eye
-            )
+            if eye is None:
+                # The direction and distance do not depend on the target.
+                eye = (position - center + fp32(target)).tolist()
     return dict(fov=FOV if fov is None else fov, eye=eye, target=target, up=up)
 
 

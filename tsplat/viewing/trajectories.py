@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, FileError
-from ..precision import fp64
+from ..precision import fp32, fp64
 from ..scalars import check_choice, check_size
 from ..scene.cameras import Camera, look_at, viewmat_from_pose
 from ..scene.capture.local_frame import LocalFrame, move_pose
@@ -80,10 +80,7 @@ def spiral_at(
     viewmat = look_at(eye, target, up).double()
     start = fp64(eye)
     distance = float((start - fp64(target)).norm())
-    radii, middle = (
-        distance * torch.tensor([SWING, SWING, DIVE], dtype=torch.float32, device="cpu").double(),
-        torch.zeros(3, dtype=torch.float64, device="cpu"),
-    )
+    radii, middle = distance * fp32([SWING, SWING, DIVE]).double(), fp64([0.0, 0.0, 0.0])
     if inside:
         offsets = (torch.stack([camera.position for camera in inside]) - start) @ viewmat[:3, :3].T
         low, high = offsets.amin(0), offsets.amax(0)
@@ -180,10 +177,10 @@ def _camera(camera: dict[str, Any], world: Tensor | None) -> Camera:
     if world is not None:
         pose, scale = move_pose(pose, world, position), decompose_similarity(world)[0]
     viewmat = pose.float()
-    K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], dtype=torch.float32, device="cpu")
+    K = fp32([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
     distortion = None
     if "distortion" in camera:
-        distortion = torch.tensor(camera["distortion"], dtype=torch.float32, device="cpu").float()
+        distortion = fp32(camera["distortion"])
         if list(distortion.shape) not in ([4], [8] if model == "pinhole" else [4]):
             raise ValueError(f"expected distortion of 4 numbers, or 8 of a pinhole lens, found {len(distortion)}")
     numbers = [K.flatten(), viewmat.flatten(), *([] if distortion is None else [distortion])]
@@ -278,7 +275,7 @@ def interpolate(
 
 
 def _size(camera: Camera) -> Tensor:
-    return torch.tensor([[camera.width], [camera.height], [1]], dtype=torch.float32, device="cpu")
+    return fp32([[camera.width], [camera.height], [1]])
 
 
 def choose_camera(cameras: Sequence[Camera], view: str) -> Camera:

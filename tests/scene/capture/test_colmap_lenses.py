@@ -13,7 +13,9 @@ from tsplat.errors import ArgumentError, FileError
 from tsplat.scene import read_colmap
 from tsplat.scene.cameras import rasterization_arguments
 from tsplat.scene.capture import colmap_lenses
-from tsplat.scene.capture.lenses import Lens, Undistortion, colmap_lens, coverage
+from tsplat.scene.capture.lens_conversions import colmap_lens
+from tsplat.scene.capture.lenses import Lens
+from tsplat.scene.capture.undistortion import Undistortion, coverage
 from tsplat.scene.images import write_png
 
 WIDTH, HEIGHT = 120, 90

@@ -15,8 +15,8 @@ from tsplat import (
 )
 from tsplat.scene import Camera, read_capture, read_colmap, read_transforms
 from tsplat.scene.cameras import rasterization_arguments
-from tsplat.scene.capture import lenses
-from tsplat.scene.capture.lenses import Lens, Undistortion, panorama
+from tsplat.scene.capture.lenses import Lens, panorama
+from tsplat.scene.capture.undistortion import Undistortion
 
 pytest.importorskip("pycolmap")
 
@@ -252,7 +252,7 @@ def test_sampling_in_chunks_gives_the_same_result(monkeypatch):
     lens = Lens(WIDTH, HEIGHT, *F, (-0.12, 0.03, 0.01, -0.02))
     image = torch.randint(0, 256, (HEIGHT, WIDTH, 4), dtype=torch.uint8)
     at_once = Undistortion(lens, WIDTH, HEIGHT)(image)
-    monkeypatch.setattr("tsplat.scene.capture.lenses.CHUNK_PIXELS", 7 * WIDTH)
+    monkeypatch.setattr("tsplat.scene.capture.undistortion.CHUNK_PIXELS", 7 * WIDTH)
     in_chunks = Undistortion(lens, WIDTH, HEIGHT)(image)
     assert (at_once.int() - in_chunks.int()).abs().max() <= 1
     assert (at_once != in_chunks).float().mean() < 1e-3
@@ -277,7 +277,7 @@ def test_large_images_need_no_stored_map(monkeypatch):
     lens = Lens(40, 30, 50, 50, 20, 15, (0.3, 0.1, 0.0, 0.0))
     image = torch.randint(0, 256, (30, 40, 3), dtype=torch.uint8)
     expected = Undistortion(lens, 40, 30)(image)
-    monkeypatch.setattr(lenses, "MAP_PIXELS_MAX", 100)
+    monkeypatch.setattr("tsplat.scene.capture.undistortion.MAP_PIXELS_MAX", 100)
     assert torch.equal(Undistortion(lens, 40, 30)(image), expected)
 
 

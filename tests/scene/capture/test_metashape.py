@@ -18,8 +18,9 @@ from tests.support.metashape_files import (
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.scene import FileError, read_capture
 from tsplat.scene.capture.captures import is_capture
-from tsplat.scene.capture.lenses import _distortion_of, panorama
+from tsplat.scene.capture.lenses import panorama
 from tsplat.scene.capture.metashape import _read_lens
+from tsplat.scene.capture.undistortion import _distortion_of
 from tsplat.scene.capture.xml_tree import DEPTH_MAX, read_xml
 
 COUNT = int(os.environ.get("TSPLAT_CORRUPTIONS", "200"))

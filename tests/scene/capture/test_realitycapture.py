@@ -25,8 +25,8 @@ from tests.support.realitycapture_files import (
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.scene import FileError, intrinsics, look_at, read_capture
 from tsplat.scene.capture.captures import is_capture
-from tsplat.scene.capture.lenses import Undistortion
 from tsplat.scene.capture.realitycapture import _read_lens, _read_pose, rotation_of
+from tsplat.scene.capture.undistortion import Undistortion
 
 COUNT = int(os.environ.get("TSPLAT_CORRUPTIONS", "200"))
 

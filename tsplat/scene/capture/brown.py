@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...errors import UnsupportedError
-from .lenses import Lens, colmap_lens
+from .lens_conversions import colmap_lens
+from .lenses import Lens
 
 NEGLIGIBLE, FITTED = 0.05, 0.25
 """Maximum error in pixels when a small coefficient is ignored, and when a polynomial is fitted."""

@@ -20,7 +20,8 @@ from ..option_types import CameraKind, Color
 from ..rotation import rotation_matrix, similarity
 from .colmap_model import ColmapImage, ColmapModel, count_images, has_cameras, has_model, read_model
 from .initial_points import N_RANDOM, InitialPoints, bounds, random_points, read_points
-from .lenses import COLMAP_MODELS, Lens, colmap_lens, panorama
+from .lens_conversions import COLMAP_MODELS, colmap_lens
+from .lenses import Lens, panorama
 from .photographs import TEST_EVERY, OnProgress, Photograph, find_usable
 from .placement import Frame, ReadOptions, read_posed
 from .views import Capture

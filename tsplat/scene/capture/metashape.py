@@ -202,9 +202,9 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
     skew = calibration.get("b2", calibration.get("skew", 0.0))
     if abs(skew) * max(cy, height - cy) < NEGLIGIBLE * f:
         skew = 0.0
-    ignored = {"p1 and p2": 3 * max(abs(p1), abs(p2)) * radius**2 * f} if model == "fisheye" else {}
-    tangential = max(abs(p1), abs(p2)) * 3 * radius**2 * f
+    tangential = 3 * max(abs(p1), abs(p2)) * radius**2 * f
     higher = abs(calibration.get("p3", 0.0)) * radius**2 + abs(calibration.get("p4", 0.0)) * radius**4
+    ignored = {"p1 and p2": tangential} if model == "fisheye" else {}
     ignored["p3 and p4"] = tangential * higher
     for name, pixels in ignored.items():
         if pixels > 1:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import FileError
+from ...precision import fp32
 from ...scalars import check_size
 from ...support.progress import reported
 from ...support.reading import open_file
@@ -23,7 +24,9 @@ from ..cameras import Camera, centers
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from ..option_types import CameraKind, Color
 from .image_cache import BYTES_MAX, WORKERS_MAX, CachedPixels, ImageCache, Pixels
-from .lenses import Lens, Undistortion, coverage, native_lens, undistorted_intrinsics
+from .lens_conversions import native_lens
+from .lenses import Lens
+from .undistortion import Undistortion, coverage, undistorted_intrinsics
 from .views import StoredView, View
 
 ASPECT_TOLERANCE = 0.01
@@ -195,14 +198,18 @@ def read_views(
     """
     _check_masks([photograph.mask for photograph in photographs if photograph.mask])
     if cameras == "native":
-        photographs = [dataclasses.replace(p, lens=_native(p.lens)) for p in photographs]
-    layouts = list(reported(map(_find_layout, photographs), len(photographs), "checking"))
+        photographs = [
+            p if (native := native_lens(p.lens)) is None else dataclasses.replace(p, lens=native[0])
+            for p in photographs
+        ]
+    found = (_find_layout(photograph, cameras) for photograph in photographs)
+    layouts = list(reported(found, len(photographs), "checking"))
     largest = max((math.prod(layout.size) for layout in layouts), default=1)
-    distorted = [(p.lens, *s.size) for p, s in zip(photographs, layouts) if _is_resampled(p.lens, cameras)]
+    distorted = [(p.lens, *layout.size) for p, layout in zip(photographs, layouts) if layout.is_resampled]
     # Maps of lenses with a single image are not kept, because survey software may give each image its own lens.
     undistortions: Undistortions = {key: Undistortion(*key) for key, count in Counter(distorted).items() if count > 1}
     reads = [
-        functools.partial(_read_pixels, photograph, layout, background, undistortions, cameras)
+        functools.partial(_read_pixels, photograph, layout, background, undistortions)
         for photograph, layout in zip(photographs, layouts, strict=True)
     ]
     cache = ImageCache() if sum(3 * math.prod(layout.view_size) for layout in layouts) > BYTES_MAX else None
@@ -211,7 +218,7 @@ def read_views(
     with ThreadPoolExecutor(workers) as pool:
         decoded = itertools.repeat(None) if cache is not None else pool.map(lambda read: read(), reads)
         for photograph, layout, read, pixels in zip(photographs, layouts, reads, decoded):
-            values = _describe(photograph, layout, cameras)
+            values = _describe(photograph, layout)
             if cache is None:
                 image, mask = pixels
                 views.append(View(image=image, mask=mask, **values))
@@ -245,11 +252,8 @@ def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[V
             f"{first}: {n_empty} of {len(views):,} images have no valid pixel, and none is left for training; masks "
             "are white for valid pixels"
         )
-    return (
-        train,
-        test,
-        [f"skipped {n_empty} of {len(views):,} images without valid pixels (first: {first})", *notes],
-    )
+    skipped = f"skipped {n_empty} of {len(views):,} images without valid pixels (first: {first})"
+    return train, test, [skipped, *notes]
 
 
 def _note_copies(train: Sequence[View], test: Sequence[View]) -> list[str]:
@@ -269,14 +273,22 @@ def _note_copies(train: Sequence[View], test: Sequence[View]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _ImageLayout:
-    """Size of an image after rotation, size of its view, and the EXIF orientation to apply; 1 for none."""
+    """Sizes of an image and of its view, and how the image is changed.
+
+    Attributes:
+        size: Width and height of the image after rotation.
+        view_size: Width and height of the view's image.
+        orientation: EXIF orientation to apply; 1 for none.
+        is_resampled: Whether the image is undistorted.
+    """
 
     size: tuple[int, int]
     view_size: tuple[int, int]
     orientation: int
+    is_resampled: bool
 
 
-def _find_layout(photograph: Photograph) -> _ImageLayout:
+def _find_layout(photograph: Photograph, cameras: CameraKind) -> _ImageLayout:
     """Decides whether an image must be rotated, and checks that it fits its camera."""
     lens, info = photograph.lens, read_image_info(photograph.path)
     size, full, orientation = (info.width, info.height), (lens.width, lens.height), 1
@@ -289,20 +301,18 @@ def _find_layout(photograph: Photograph) -> _ImageLayout:
             f"{info.width}×{info.height}; use the images that the cameras were computed from"
         )
     width, height = (max(1, round(side / photograph.downscale)) for side in size)
-    return _ImageLayout(size, (width, height), orientation)
+    # The rasterizer supports no skew, and OpenCV's lenses only.
+    needs_undistortion = cameras == "undistorted" or lens.colmap is not None or lens.skew != 0
+    return _ImageLayout(size, (width, height), orientation, not lens.is_undistorted and needs_undistortion)
 
 
 def _read_pixels(
-    photograph: Photograph,
-    layout: _ImageLayout,
-    background: Color | None,
-    undistortions: Undistortions,
-    cameras: CameraKind,
+    photograph: Photograph, layout: _ImageLayout, background: Color | None, undistortions: Undistortions
 ) -> Pixels:
     """Returns the image of a view, [H, W, 3] uint8, and its mask, [H, W] bool or None."""
     size, key = layout.view_size, (photograph.lens, *layout.size)
     undistortion = undistortions.get(key)
-    if undistortion is None and _is_resampled(photograph.lens, cameras):
+    if undistortion is None and layout.is_resampled:
         undistortion = Undistortion(*key)
     # Undistortion needs the full image; otherwise the image is downscaled while it is read.
     read_size = layout.size if undistortion is not None else size
@@ -340,15 +350,15 @@ def _inside_border(image: Tensor, share: float) -> Tensor:
     return inside
 
 
-def _describe(photograph: Photograph, layout: _ImageLayout, cameras: CameraKind) -> dict[str, Any]:
+def _describe(photograph: Photograph, layout: _ImageLayout) -> dict[str, Any]:
     """Returns the arguments of a view, except for the image and the mask."""
     lens, viewmat, size = photograph.lens, photograph.viewmat.float(), layout.view_size
     K = lens.intrinsics(*size)
-    if _is_resampled(lens, cameras):
+    if layout.is_resampled:
         undistorted = undistorted_intrinsics(lens, *layout.size)
         K = torch.diag(K.new_tensor([size[0] / layout.size[0], size[1] / layout.size[1], 1])) @ undistorted
         lens = lens.undistorted
-    distortion = torch.tensor(lens.distortion, dtype=torch.float32, device="cpu") if any(lens.distortion) else None
+    distortion = fp32(lens.distortion) if any(lens.distortion) else None
     sparse = sparse_ids = None
     if photograph.points is not None:
         sparse, inside = _project_visible(photograph.points, photograph.viewmat, lens, K, *size)
@@ -405,17 +415,6 @@ def _project_visible(
     pixels = shown * K.diagonal()[:2] + K[:2, 2]
     inside = ((pixels >= 0) & (pixels < pixels.new_tensor([width, height]))).all(-1)
     return torch.cat([pixels, depths[:, None]], -1)[inside].float(), rows[inside]
-
-
-def _is_resampled(lens: Lens, cameras: CameraKind) -> bool:
-    """Returns whether photographs of a lens are resampled before they are trained on."""
-    return not lens.is_undistorted and (cameras == "undistorted" or lens.colmap is not None or lens.skew != 0)
-
-
-def _native(lens: Lens) -> Lens:
-    """Returns the rasterizer's equivalent of a lens; the lens itself if there is none."""
-    native = native_lens(lens)
-    return lens if native is None else native[0]
 
 
 def camera_warnings(photographs: Sequence[Photograph], where: Path) -> list[str]:

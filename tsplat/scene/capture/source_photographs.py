@@ -53,8 +53,8 @@ def find_photographs(
     """Returns the usable photographs in a folder by name, in order, and notes.
 
     Subfolders are searched, except for hidden folders, masks and scenes. Photographs that cannot be decoded, or are too
-    narrow at `max_size`, are left out with a note. `on_decoded` is called repeatedly with the number of decoded
-    photographs.
+    narrow at `max_size`, are left out with a note. `on_decoded` is called after each decoded photograph, with the
+    number of all photographs.
     """
     if not photos.is_dir():
         what = "not a folder of photographs" if photos.exists() else "no such folder"
@@ -198,9 +198,9 @@ def link_masks(masks: Path, folder: Path, files: dict[str, Source]) -> list[str]
             convert_image(mask, target)
     if len(lacking) == len(files):
         raise FileError(f"{masks}: expected masks such as {lacking[0]}.png, found none")
-    return (
-        [f"{len(lacking):,} photographs have no mask: all their pixels count (first: {lacking[0]})"] if lacking else []
-    )
+    if not lacking:
+        return []
+    return [f"{len(lacking):,} photographs have no mask: all their pixels count (first: {lacking[0]})"]
 
 
 def check_panoramas(files: dict[str, Source]) -> None:

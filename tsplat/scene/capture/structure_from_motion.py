@@ -162,10 +162,12 @@ def prepare(
             raise ArgumentError(
                 f"mask_below: only for panoramas, camera_model EQUIRECTANGULAR, found {camera_model}; use masks"
             )
-        linked_masks = None if masks is None and mask_below is None else folder / "masks"
-        if masks is not None and linked_masks is not None:
+        linked_masks = None
+        if masks is not None:
+            linked_masks = folder / "masks"
             notes += link_masks(masks, linked_masks, files)
-        if mask_below is not None and linked_masks is not None:
+        if mask_below is not None:
+            linked_masks = folder / "masks"
             mask_panoramas(linked_masks, files, mask_below)
         models.mkdir()
         info = next(iter(files.values())).info

@@ -18,7 +18,8 @@ from ..formats.json_objects import finite_number
 from ..images import read_image_info
 from ..rotation import is_rotation
 from .colmap_model import COORDINATE_MAX
-from .lenses import ANGLE_TOLERANCE, Lens, colmap_lens, panorama
+from .lens_conversions import colmap_lens
+from .lenses import ANGLE_TOLERANCE, Lens, panorama
 
 NERFSTUDIO_MODELS = (
     *("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE"),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...config import SH_NORMS
 from ...functional.projection import quat_scale_to_covar_preci
+from ...precision import identity
 from ...support.extras import require
 from ..gaussians import Gaussians
 from ..rotation import positive_quaternions
@@ -97,9 +98,7 @@ def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, ot
         sums = covariances[own][:, None] + covariances[rows]
         # Flat Gaussians have singular covariances.
         trace = sums.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        sums = sums + (1e-6 * trace + torch.finfo(sums.dtype).tiny) * torch.eye(
-            3, dtype=torch.float32, device="cpu"
-        ).to(sums)
+        sums = sums + (1e-6 * trace + torch.finfo(sums.dtype).tiny) * identity(3).to(sums)
         offsets = means[rows] - means[own][:, None]
         distances = (offsets * torch.linalg.solve_ex(sums, offsets)[0]).sum(-1)
         differences = (colors[rows] - colors[own][:, None]).square().sum(-1) / COLOR_SCALE**2

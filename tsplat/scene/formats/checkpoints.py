@@ -130,12 +130,7 @@ def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
     """
     path = Path(path)
     run = run_folder(path) if is_run(path) else path.parent if path.name == POINT_CLOUD else path
-    candidates = (
-        georeference_path(path),
-        georeference_path(path / META),
-        georeference_path(path / LOD_META),
-        run / WORLD,
-    )
+    candidates = (*map(georeference_path, (path, path / META, path / LOD_META)), run / WORLD)
     file = next(filter(os.path.isfile, candidates), None)
     if file is not None:
         return parse_georeference(file)

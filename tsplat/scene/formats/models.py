@@ -292,15 +292,10 @@ def write_model(
             lost = WRITERS[file_format](path, kept, **options)
         error = 0.0 if georeference is None else georeference.scale * _position_error(file_format, kept)
     if error > NOTED_ERROR:
-        note = (
-            f"positions by up to {error:.2g} in the unit of the scene's files; PLY, .splat, glTF and OpenUSD keep them"
-        )
-        lost = [*lost, note]
+        unit = "in the unit of the scene's files"
+        lost = [*lost, f"positions by up to {error:.2g} {unit}; PLY, .splat, glTF and OpenUSD keep them"]
     if n_lost := len(gaussians) - len(kept):
-        lost = [
-            f"Gaussians whose rotation is a quaternion of zeros ({n_lost:,}), which are never rendered",
-            *lost,
-        ]
+        lost = [f"Gaussians whose rotation is a quaternion of zeros ({n_lost:,}), which are never rendered", *lost]
     return lost
 
 

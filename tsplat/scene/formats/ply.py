@@ -357,10 +357,7 @@ def _origin_of_doubles(ply: PlyFile) -> tuple[float, ...]:
         rows = block[-first % step :: step]
         sample.append(np.stack([rows[name].astype(np.float64) for name in names], 1))
         first += len(block)
-    positions = (
-        torch.from_numpy(np.concatenate(sample)) if sample else torch.empty(0, 3, dtype=torch.float64, device="cpu")
-    )
-    return far_origin(positions) or here
+    return here if not sample else far_origin(torch.from_numpy(np.concatenate(sample))) or here
 
 
 def ply_georeference(path: str | os.PathLike[str]) -> Georeference | None:

@@ -167,12 +167,9 @@ class RunLoop:
         saved = self._saved_step
         if saved < 0:
             return f"no step is saved yet; to start again: tsplat train --resume {self.folder}"
-        left = (
-            "all steps are saved; for the results"
-            if saved == self.trainer.config.steps
-            else f"step {saved} is saved; to continue"
-        )
-        return f"{left}: tsplat train --resume {self.folder}"
+        is_last = saved == self.trainer.config.steps
+        state = "all steps are saved; for the results" if is_last else f"step {saved} is saved; to continue"
+        return f"{state}: tsplat train --resume {self.folder}"
 
     def between_views(self, _done: int, _total: int) -> None:
         """Calls :meth:`raise_if_stopped` and notifies the observers. A collective call."""

@@ -234,15 +234,13 @@ def _check_depths(folder: str, kind: PriorKind, samples: Sequence[Sample]) -> No
     if not _are_mostly_opposite(n_opposite, len(samples)):
         return
     expected, opposite = EXPECTED[kind]
-    other = (
-        "for maps of inverse depth, use depth_kind inverse (--depth-kind inverse)"
-        if kind == "metric"
-        else "for maps of depth, use depth_kind metric (--depth-kind metric), or write 1 / depth, and 0 where depth is "
-        "unknown"
-    )
+    advice = "for maps of inverse depth, use depth_kind inverse (--depth-kind inverse)"
+    if kind != "metric":
+        write = "write 1 / depth, and 0 where depth is unknown"
+        advice = f"for maps of depth, use depth_kind metric (--depth-kind metric), or {write}"
     raise FileError(
         f"{folder}: expected maps of {expected}; the maps of {n_opposite} of {len(samples):,} views are {opposite} "
-        f"where sparse points are near; {other}"
+        f"where sparse points are near; {advice}"
     )
 
 

@@ -24,6 +24,7 @@ from ..evaluation import Evaluation, OnView, evaluate, fit_poses
 from ..report.page import REPORT, RunPage, shown_views, write_page
 from ..report.plots import evenly_spaced, write_contact_sheet, write_psnr_curve, write_side_by_side
 from ..trainer import Trainer
+from .context import on_main
 from .loop import RunLoop, evaluation_options, score_views
 
 NOT_SHOWN = (
@@ -52,9 +53,9 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
             return on_view
 
         with loop.session.measure("evaluation"):
-            test = (
-                score_views(trainer, gaussians, capture.test, progress_of("held-out")) if capture.test else Evaluation()
-            )
+            test = Evaluation()
+            if capture.test:
+                test = score_views(trainer, gaussians, capture.test, progress_of("held-out"))
             train = score_views(trainer, gaussians, capture.train, progress_of("training"))
             fitted = _with_fitted_poses(trainer, gaussians, capture.test, progress_of("poses"))
             exposed = _with_known_gains(trainer, gaussians, capture.test, progress_of("gains"))
@@ -110,7 +111,7 @@ def _with_fitted_poses(trainer: Trainer, gaussians: Gaussians, views: Sequence[V
 
 def _with_known_gains(trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView) -> Evaluation:
     """Scores held-out views with gains from their sparse points, if training views have such gains, too."""
-    gains = trainer.ranks.all_gather_object(trainer.known_gains(views) if trainer.ranks.is_main else None)[0]
+    gains = on_main(trainer.ranks, lambda: trainer.known_gains(views))
     if gains is None:
         return Evaluation()
     return score_views(trainer, gaussians, views, on_view, gains.to(gaussians.means))

@@ -286,7 +286,7 @@ def evaluate_run(
         settings = evaluation_options(config, ranks)
         views = newest.with_lenses(capture.test, capture.train)
         scores = evaluate(gaussians, views, lpips=lpips, warm_up=True, **settings)
-        gains = ranks.all_gather_object(newest.known_gains(views, capture.train) if ranks.is_main else None)[0]
+        gains = on_main(ranks, lambda: newest.known_gains(views, capture.train))
         exposed = Evaluation() if gains is None else evaluate(gaussians, views, gains=gains.to(device), **settings)
         n_gaussians = count(ranks if settings["sharded"] else None, len(gaussians))[1]
         metrics = {

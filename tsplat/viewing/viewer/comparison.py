@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ...config import CameraModel
+from ...precision import fp32
 from ...scene.cameras import Camera
 from ...scene.capture.views import View
 from ...scene.images import downscale
@@ -37,9 +38,7 @@ class ViewPose(Pose):
     def camera(self, width: int, height: int, model: CameraModel = "pinhole") -> Camera:
         """Returns the camera of the photograph for an image of another size."""
         assert self.source is not None
-        scale = torch.tensor(
-            [width / self.source.width, height / self.source.height, 1.0], dtype=torch.float32, device="cpu"
-        )
+        scale = fp32([width / self.source.width, height / self.source.height, 1.0])
         return dataclasses.replace(self.source, K=scale[:, None] * self.source.K, width=width, height=height)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...config import SH_DEGREE_MAX, Backend, CameraModel, RenderMode
 from ...errors import ArgumentError
+from ...precision import fp32
 from ...rendering import render_views
 from ...scalars import check_choice, check_size
 from ...scene.cameras import Camera, panorama_intrinsics
@@ -145,7 +146,7 @@ class Pose:
             return Camera(self.viewmat, K, width, height, model)
         focal = 0.5 * self.height / (0.5 * self.fov if model == "fisheye" else math.tan(self.fov / 2))
         fx, fy = focal * width / self.width, focal * height / self.height
-        K = torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]], dtype=torch.float32, device="cpu")
+        K = fp32([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]])
         return Camera(self.viewmat, K, width, height, model)
 
 

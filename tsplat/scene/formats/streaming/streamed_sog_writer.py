@@ -112,9 +112,9 @@ class Datasets:
         self._codes = [codes_of(level, lambda means: means, bounds) for level in levels]
         self._size = float((bounds[1].astype(np.float64) - bounds[0]).max())
         means = levels[0].sample(SAMPLE).means.double().numpy()
-        self._width_max = (
-            float(np.diff(np.quantile(means, WIDTH_QUANTILES, 0), axis=0).max()) / WIDTH_PARTS if len(means) else 0.0
-        )
+        self._width_max = 0.0
+        if len(means):
+            self._width_max = float(np.diff(np.quantile(means, WIDTH_QUANTILES, 0), axis=0).max()) / WIDTH_PARTS
         self._newest: dict[int, int] = {}
         self.tree = self._add([(0, len(level)) for level in levels], 3 * BITS, 0)
 
