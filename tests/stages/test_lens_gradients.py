@@ -10,7 +10,7 @@ from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tests.support.lenses import PARAMETERS, make
 from tests.support.slow import slow_after
-from tsplat.training.view_corrections import move_camera
+from tsplat.training.view_corrections import apply_motion
 
 COEFFICIENTS = ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs")
 
@@ -85,7 +85,7 @@ def test_gradcheck(kind, readout, with_eval3d):
         given = scene | {"Ks": scene["Ks"].expand(len(cameras), 3, 3)}
         for name, values in zip(names, cameras.split(sizes, 1)):
             if name.startswith("viewmats"):
-                values = torch.stack([move_camera(scene[name][0], motion) for motion in values])
+                values = torch.stack([apply_motion(scene[name][0], motion) for motion in values])
             given[name] = values
         colors, alphas, _ = tsplat.rasterization(**given)
         return torch.einsum("chwd,shwd->cs", torch.cat([colors, alphas], -1), weights)

@@ -39,7 +39,7 @@ from tsplat.training import (
 )
 from tsplat.training.configuration import TYPICAL_EXTENT
 from tsplat.training.presets import PRESETS, for_surfels
-from tsplat.training.view_corrections import apply_exposure, move_camera
+from tsplat.training.view_corrections import apply_exposure, apply_motion
 
 SKY = (0.2, 0.4, 0.7)
 FROZEN = dict.fromkeys(("means_rate", "scales_rate", "opacities_rate", "quats_rate", "sh0_rate"), 0.0)
@@ -356,12 +356,12 @@ def test_antialiased_option_marks_the_result(scene):
 def test_pose_refinement_corrects_a_camera(scene):
     gaussians, views = scene
     error = torch.tensor([0.02, -0.015, 0.01, 0.02, 0.03, -0.02])
-    wrong = [changed(views[0], viewmat=move_camera(views[0].camera.viewmat, error)), *views[1:]]
+    wrong = [changed(views[0], viewmat=apply_motion(views[0].camera.viewmat, error)), *views[1:]]
     trainer = Trainer(gaussians, wrong, Config(steps=240, pose_refinement=True, pose_rate=3e-3, **FROZEN))
     for _ in range(240):
         trainer.advance()
     motion = trainer.state()[0]["params/motions"][0]
-    learned = move_camera(wrong[0].camera.viewmat, torch.cat([motion[:3], scene_extent(wrong) * motion[3:]]))
+    learned = apply_motion(wrong[0].camera.viewmat, torch.cat([motion[:3], scene_extent(wrong) * motion[3:]]))
     before, after = (float((v - views[0].camera.viewmat).abs().max()) for v in (wrong[0].camera.viewmat, learned))
     assert after < 0.4 * before
     images = (render(gaussians, camera) for camera in (wrong[0].camera, changed(views[0], viewmat=learned).camera))

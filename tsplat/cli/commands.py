@@ -128,9 +128,9 @@ def _photographs(
     run = find_run(model)
     if run is None:
         return None
-    from ..training.runs.scenes import find_photographs
+    from ..training.runs.scenes import photograph_reader
 
-    return find_photographs(run, scene, warn)
+    return photograph_reader(run, scene, warn)
 
 
 def evaluate(arguments: Namespace) -> int:

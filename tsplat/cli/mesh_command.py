@@ -13,7 +13,7 @@ from ..scene.option_types import ModelFrame
 from ..support.extras import require
 from ..support.files import output_folder
 from ..support.free_memory import limit_memory
-from ..support.progress import Show, stage_display
+from ..support.progress import ShowStage, stage_display
 from ..viewing import read_cameras
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import cameras_around
@@ -61,7 +61,7 @@ def mesh(arguments: Namespace) -> int:
     return 0
 
 
-def _find_cameras(arguments: Namespace, gaussians: Gaussians, show: Show) -> tuple[list[Camera], str]:
+def _find_cameras(arguments: Namespace, gaussians: Gaussians, show: ShowStage) -> tuple[list[Camera], str]:
     """Returns the cameras to render, and a phrase that says where they come from."""
     data, size = arguments.data, arguments.size
     if data is not None and data.suffix.lower() == ".json" and not data.name.startswith("transforms"):

@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         raise ArgumentError(f"{message}{hint}; see {self.prog} --help")
 
 
-class Switch(argparse.Action):
+class SwitchAction(argparse.Action):
     """Sets a value to True by the first name of an option, and to False by the second."""
 
     def __call__(self, _parser: Any, namespace: Any, _values: Any, option: str | None = None) -> None:
@@ -124,7 +124,7 @@ def _argument_options(type_: Any) -> dict[str, Any] | None:
         (type_,) = (other for other in get_args(type_) if other is not NoneType)
     origin, inner = get_origin(type_), get_args(type_)
     if type_ is bool:
-        return {"action": Switch, "nargs": 0}
+        return {"action": SwitchAction, "nargs": 0}
     if origin is Literal:
         return {"choices": inner}
     if origin is tuple and inner[-1] is Ellipsis:

@@ -12,7 +12,7 @@ from ..training.configuration import FROZEN_NAMES, DeviceType, RunConfig, read_c
 from ..training.presets import DEFAULT_PRESET, INIT_PRESET, PRESETS, for_surfels, preset, preset_settings
 from ..viewing.view_options import ViewOptions
 from .argument_types import count, number, path, port
-from .parsing import Parser, Switch, add_settings, settings_of
+from .parsing import Parser, SwitchAction, add_settings, settings_of
 from .shared_options import FORCE, run_folder
 
 CPU_STEPS = 1500
@@ -204,7 +204,7 @@ def _add_shared(parser: Parser, stop_after: str) -> None:
     add("--ranks", type=int, default=1, metavar="N", help="number of processes on this machine that train together (1)")
     add("--gpus", default="", metavar="0,1", help="GPUs to use, one rank per GPU, such as 0,1 (as --device)")
     add("--json", action="store_true", help="print the metrics as JSON, and everything else on stderr")
-    switch: dict[str, Any] = {"action": Switch, "nargs": 0, "default": False}
+    switch: dict[str, Any] = {"action": SwitchAction, "nargs": 0, "default": False}
     add("--view", "--no-view", **switch, help="show training in a web browser")
     close = "close the page after the last step, even in a terminal, where it stays open by default"
     add("--view-close", "--no-view-close", **switch, help=close)

@@ -11,7 +11,7 @@ from ..precision import fp64
 from .gaussians import Gaussians
 from .option_types import Box
 
-Model = TypeVar("Model", bound=Sized)
+SizedModel = TypeVar("SizedModel", bound=Sized)
 
 
 def crop_gaussians(gaussians: Gaussians, box: Box) -> Gaussians:
@@ -46,7 +46,7 @@ def crop_sphere(gaussians: Gaussians, center: Sequence[float], radius: float) ->
     return gaussians.select(inside)
 
 
-def raise_if_empty(model: Model, box: Box) -> Model:
+def raise_if_empty(model: SizedModel, box: Box) -> SizedModel:
     """Returns a cropped model unchanged; raises ArgumentError if it is empty."""
     if len(model) == 0:
         low, high = _sorted(box)

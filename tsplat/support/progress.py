@@ -19,8 +19,8 @@ STEP_DELAY = 1.0
 """Seconds after which a stage of :func:`reporter` is shown."""
 
 T = TypeVar("T")
-Show = Callable[[str, int, int], None]
-_displays: ContextVar[Show | None] = ContextVar("display", default=None)
+ShowStage = Callable[[str, int, int], None]
+_displays: ContextVar[ShowStage | None] = ContextVar("display", default=None)
 
 
 def duration(seconds: float) -> str:
@@ -32,7 +32,7 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def stage_display(delay: float = 0.0) -> Iterator[Show]:
+def stage_display(delay: float = 0.0) -> Iterator[ShowStage]:
     """Context manager that yields a callback `show(stage, done, total)`, which displays progress and elapsed time.
 
     Args:
@@ -46,7 +46,7 @@ def stage_display(delay: float = 0.0) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def reports_to(show: Show) -> Iterator[None]:
+def reports_to(show: ShowStage) -> Iterator[None]:
     """Context manager that passes the progress of :func:`reporter` to a callback."""
     token = _displays.set(show)
     try:
@@ -79,7 +79,7 @@ def reporter(stage: str) -> Callable[[int, int], None]:
 
 
 @contextlib.contextmanager
-def _bars() -> Iterator[Show]:
+def _bars() -> Iterator[ShowStage]:
     require("rich")
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -96,7 +96,7 @@ def _bars() -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _lines(delay: float) -> Iterator[Show]:
+def _lines(delay: float) -> Iterator[ShowStage]:
     start, shown, due = time.perf_counter(), "", 0.0
 
     def show(stage: str, done: int, total: int) -> None:

@@ -12,7 +12,7 @@ from .gradient_step import GradientStep
 from .parameters import Parameters
 from .view_corrections import ViewGains
 
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
+Record = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes a function that launches kernels, and returns a function that replays these launches."""
 
 
@@ -24,7 +24,7 @@ class UpdatePass:
 
     Args:
         adds_noise: Whether the strategy adds noise.
-        capture: Captures the launches of the pass, in a CUDA graph if graphs are used.
+        record: Records the launches of the pass, in a CUDA graph if graphs are used.
         scratch: Memory that the pass may use while it runs, [n] uint8; it is shared with the rendering.
     """
 
@@ -36,7 +36,7 @@ class UpdatePass:
         gains: ViewGains | None,
         *,
         adds_noise: bool,
-        capture: Capture,
+        record: Record,
         scratch: Tensor,
     ) -> None:
         self._parameters = parameters
@@ -44,7 +44,7 @@ class UpdatePass:
         self._densification = densification
         self._gains = gains
         self._adds_noise = adds_noise
-        self._capture = capture
+        self._record = record
         self._scratch = scratch
         self._adam_steps = [(gradient_step.repeated(group), masked) for group, masked in gradient_step.groups()]
         means = parameters.params["means"]
@@ -72,7 +72,7 @@ class UpdatePass:
             return
         tensors = [self._noise, *[tensor for step, _ in self._adam_steps for tensor in step.tensors]]
         _, run = TracedFunction(self._update, tensors).bind(tensors, self._scratch)
-        self._run = self._capture(run)
+        self._run = self._record(run)
 
     @torch.no_grad()
     def _update(self) -> list[Tensor | None]:

@@ -24,7 +24,7 @@ GAIN_MAX = 4.0
 """Estimates of gains are limited to this and its inverse."""
 
 
-def move_camera(viewmat: Tensor, motion: Tensor) -> Tensor:
+def apply_motion(viewmat: Tensor, motion: Tensor) -> Tensor:
     """Applies a small rotation and translation to a world-to-camera matrix [4, 4], in the frame of the camera.
 
     `motion` [6] is a rotation vector in radians, then a translation in world units. Differentiable, also at zero, which
@@ -40,11 +40,11 @@ def move_camera(viewmat: Tensor, motion: Tensor) -> Tensor:
 
 
 def move_poses(camera: Camera, motions: Tensor) -> Camera:
-    """Applies a motion of :func:`move_camera` to each pose of a camera: [1, 6], or [2, 6] for a rolling shutter."""
+    """Applies a motion of :func:`apply_motion` to each pose of a camera: [1, 6], or [2, 6] for a rolling shutter."""
     end = camera.viewmat_end
     if end is not None:
-        end = move_camera(end, motions[1])
-    return dataclasses.replace(camera, viewmat=move_camera(camera.viewmat, motions[0]), viewmat_end=end)
+        end = apply_motion(end, motions[1])
+    return dataclasses.replace(camera, viewmat=apply_motion(camera.viewmat, motions[0]), viewmat_end=end)
 
 
 def identity_motions(n_views: int, like: Tensor, *, rolls: bool = False) -> Tensor:

@@ -242,11 +242,11 @@ class ViewPasses:
         if replay is None:
             return None
         if replay.update is None or not replay.update.fits(adds_noise=adds_noise):
-            capture = functools.partial(self._capture, replay.inputs[0])
-            replay.update = self._make_update(adds_noise=adds_noise, capture=capture, scratch=replay.scratch)
+            record = functools.partial(self._record, replay.inputs[0])
+            replay.update = self._make_update(adds_noise=adds_noise, record=record, scratch=replay.scratch)
         return replay.update
 
-    def _capture(self, tensor: Tensor, run: Callable[[], None]) -> Callable[[], None]:
+    def _record(self, tensor: Tensor, run: Callable[[], None]) -> Callable[[], None]:
         """Captures a bound pass on the GPU of a tensor, if there is a recorder. Returns a function that replays it."""
         if self._recorder is None:
             return run

@@ -20,7 +20,7 @@ from ..scene.extents import with_near_planes
 from ..scene.gaussians import Gaussians, concatenate
 from ..scene.model_rows import Rows
 from ..scene.option_types import Color
-from .videos import OnMap, Show, render_frames
+from .videos import OnMap, Quantity, render_frames
 
 SLAB = 1 << 20
 """Maximum number of Gaussians that are rendered at a time."""
@@ -39,7 +39,7 @@ def render_large_frames(
     folder: str | os.PathLike[str],
     *,
     device: torch.device,
-    show: Show = "rgb",
+    show: Quantity = "rgb",
     background: Color = (0.0, 0.0, 0.0),
     backend: Backend = "auto",
     on_map: OnMap | None = None,

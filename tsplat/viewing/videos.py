@@ -28,7 +28,7 @@ from ..support.files import atomic_write, output_folder, staged_folder
 from .appearances import as_normals
 from .colormaps import Limits, color_depths, depth_limits
 
-Show = Literal["rgb", "depth", "normals", "alpha"]
+Quantity = Literal["rgb", "depth", "normals", "alpha"]
 OnMap = Callable[[int, Tensor], object]
 CODECS = {".mp4": ("-c:v", "libx264", "-crf", "10"), ".webm": ("-c:v", "libvpx-vp9", "-b:v", "0", "-crf", "24")}
 """Options of ffmpeg for codec and quality, by file suffix: H.264 and VP9."""
@@ -41,7 +41,7 @@ def render_frames(
     gaussians: Gaussians,
     cameras: Sequence[Camera],
     *,
-    show: Show = "rgb",
+    show: Quantity = "rgb",
     background: Color = (0.0, 0.0, 0.0),
     backend: Backend = "auto",
     on_map: OnMap | None = None,
@@ -62,7 +62,7 @@ def render_frames(
         ArgumentError: Unknown `show`; or as :func:`tsplat.rasterization`.
         MissingExtraError: Matplotlib, which provides the colormap of depths, is not installed.
     """
-    check_choice("show", show, get_args(Show))
+    check_choice("show", show, get_args(Quantity))
     limits: Limits | None = None
     cameras = with_near_planes(cameras, gaussians.means)
     model = CulledModel(gaussians) if len(cameras) > 1 else None  # for one image, culling does not pay off

@@ -18,7 +18,7 @@ from tsplat.strategies import MCMCStrategy
 from tsplat.training import History, RunConfig, preset
 from tsplat.training.configuration import Config
 from tsplat.training.presets import PRESETS
-from tsplat.training.report.page import RunPage, ShownView, choose_views, render_page, write_page
+from tsplat.training.report.page import RunPage, ShownView, choose_views, render_page, write_run_page
 from tsplat.training.report.quality import floater_shares, score_regions
 
 pytestmark = pytest.mark.xdist_group("page")
@@ -194,7 +194,7 @@ def test_configuration_shows_what_differs_from_the_preset(page):
 
 @pytest.mark.usefixtures("without_charts")
 def test_size_is_stated_and_the_page_is_written(page, tmp_path):
-    size = write_page(tmp_path / "a.html", page)
+    size = write_run_page(tmp_path / "a.html", page)
     assert (tmp_path / "a.html").stat().st_size == size
     stated = re.search(r"one file of ([\d.]+) MB", Page((tmp_path / "a.html").read_text()).of("footer")[0][2])
     assert float(stated[1]) == pytest.approx(size / 1e6, abs=0.006)
@@ -267,7 +267,7 @@ def test_choose_views(psnrs, expected):
 @pytest.mark.skipif(not (shutil.which("chromium") or shutil.which("google-chrome")), reason="needs chromium")
 class TestInBrowser:
     def test_scripts_of_the_page_run_and_others_do_not(self, page, tmp_path):
-        write_page(tmp_path / "a.html", page)
+        write_run_page(tmp_path / "a.html", page)
         parsed = Page(run_browser("--dump-dom", f"file://{tmp_path}/a.html"))
         assert len(parsed.of("div", class_="wipe", style="--split: 50%;")) == 3
         assert parsed.of("title")[0][2] == f"{HOSTILE} - tsplat report"
@@ -285,7 +285,7 @@ class TestInBrowser:
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_colors_follow_the_system(self, scheme, page, tmp_path):
-        write_page(tmp_path / "a.html", page)
+        write_run_page(tmp_path / "a.html", page)
         run_browser(
             f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
             "--window-size=1280,900",

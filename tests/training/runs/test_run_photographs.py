@@ -9,7 +9,7 @@ from tests.support.captures import write_scene
 from tsplat import cli
 from tsplat.scene import FileError
 from tsplat.training import RunConfig, train
-from tsplat.training.runs.scenes import find_photographs
+from tsplat.training.runs.scenes import photograph_reader
 from tsplat.viewing import viewer
 from tsplat.viewing.viewer import ViewedModel, open_viewed
 
@@ -38,7 +38,7 @@ def folder(finished, tmp_path):
 
 
 def test_photographs_of_a_run(folder, capfd):
-    read = find_photographs(folder / "run", None, pytest.fail)
+    read = photograph_reader(folder / "run", None, pytest.fail)
     model = open_viewed(folder / "run", torch.device("cpu"), read_views=read, warn=pytest.fail)
     assert model.views == {}
     messages = []
@@ -53,14 +53,14 @@ def test_photographs_of_a_run(folder, capfd):
 def test_scene_that_is_missing_is_noted(folder):
     shutil.move(folder / "scene", folder / "moved")
     notes = []
-    assert find_photographs(folder / "run", None, notes.append) is None
+    assert photograph_reader(folder / "run", None, notes.append) is None
     (note,) = notes
     assert note.startswith(f"{folder / 'run'}: shown without its photographs: ")
     assert note.endswith("no such scene; if it has moved: --scene PATH")
-    read = find_photographs(folder / "run", str(folder / "moved"), pytest.fail)
+    read = photograph_reader(folder / "run", str(folder / "moved"), pytest.fail)
     assert len(read()) == 10
     with pytest.raises(FileError, match="absent: no such scene"):
-        find_photographs(folder / "run", str(folder / "absent"), pytest.fail)
+        photograph_reader(folder / "run", str(folder / "absent"), pytest.fail)
 
 
 class Viewer:

@@ -13,7 +13,7 @@ from .initial_points import N_RANDOM
 from .metashape import find_cameras_file, read_metashape
 from .phones import RECORD3D_FILES, find_polycam, find_record3d, read_polycam, read_record3d, refuse_phone_file
 from .photographs import PHOTOGRAPH_SUFFIXES, TEST_EVERY, UNSUPPORTED_SUFFIXES, OnProgress
-from .placement import Frame, ReadOptions
+from .placement import FrameChoice, ReadOptions
 from .realitycapture import find_cameras_table, read_realitycapture
 from .transforms import has_transforms, read_posed_transforms
 from .views import Capture
@@ -31,7 +31,7 @@ def read_capture(
     on_progress: OnProgress | None = None,
     cameras: CameraKind = "undistorted",
     max_size: int = 0,
-    frame: Frame = "model",
+    frame: FrameChoice = "model",
     keep_far: bool = False,
 ) -> Capture:
     """Reads a capture of COLMAP (:func:`read_colmap`), nerfstudio (:func:`read_transforms`), Metashape, RealityCapture,

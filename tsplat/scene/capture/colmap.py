@@ -23,7 +23,7 @@ from .initial_points import N_RANDOM, InitialPoints, bounds, random_points, read
 from .lens_conversions import COLMAP_MODELS, colmap_lens
 from .lenses import Lens, panorama
 from .photographs import TEST_EVERY, OnProgress, Photograph, find_usable
-from .placement import Frame, ReadOptions, read_posed
+from .placement import FrameChoice, ReadOptions, read_posed
 from .views import Capture
 
 PINHOLE_MODELS = {
@@ -66,7 +66,7 @@ def read_colmap(
     max_size: int = 0,
     n_random: int = N_RANDOM,
     seed: int = 0,
-    frame: Frame = "model",
+    frame: FrameChoice = "model",
     keep_far: bool = False,
 ) -> Capture:
     """Reads the registered images of a COLMAP scene with their cameras and sparse points, in COLMAP's world frame.

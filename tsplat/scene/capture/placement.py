@@ -37,7 +37,7 @@ from .photographs import (
 )
 from .views import Capture
 
-Frame = LocalFrame | Literal["model", "local", "normalized"]
+FrameChoice = LocalFrame | Literal["model", "local", "normalized"]
 """The frame of a capture: by name, or the local frame of an existing run."""
 
 NAMED_MAX = 3
@@ -64,7 +64,7 @@ class ReadOptions:
     on_progress: OnProgress | None = None
     cameras: CameraKind = "undistorted"
     max_size: int = 0
-    frame: Frame = "model"
+    frame: FrameChoice = "model"
     keep_far: bool = False
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class Placed:
 def place(
     photographs: Sequence[Photograph],
     points: Tensor | DrawPoints,
-    frame: Frame,
+    frame: FrameChoice,
     file: object,
     *,
     keep_far: bool = False,

@@ -21,7 +21,7 @@ from .colmap import downscaled_folder, find_by_stem
 from .initial_points import N_RANDOM, blender_bounds, bounds, random_points, read_points
 from .lenses import Lens
 from .photographs import TEST_EVERY, OnProgress, Photograph, find_usable, is_held_out
-from .placement import Frame, ReadOptions, read_posed
+from .placement import FrameChoice, ReadOptions, read_posed
 from .survey import name_of
 from .transforms_cameras import read_lens, read_viewmat
 from .views import Capture
@@ -45,7 +45,7 @@ def read_transforms(
     on_progress: OnProgress | None = None,
     cameras: CameraKind = "undistorted",
     max_size: int = 0,
-    frame: Frame = "model",
+    frame: FrameChoice = "model",
     keep_far: bool = False,
 ) -> Capture:
     """Reads images, cameras and points in the world frame of the file.

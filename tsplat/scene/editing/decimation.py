@@ -17,7 +17,7 @@ from torch import Tensor
 from ...config import Backend
 from ...errors import ArgumentError, UnsupportedError
 from ...scalars import check_size
-from ...support.progress import Show
+from ...support.progress import ShowStage
 from ..cameras import Camera, choose_evenly, resize_camera
 from ..extents import with_near_planes
 from ..gaussians import PARAMETERS, Gaussians, drop_invalid
@@ -50,7 +50,7 @@ def decimate_gaussians(
     finetune: int = 200,
     backend: Backend = "auto",
     seed: int = 0,
-    on_progress: Show = lambda stage, done, total: None,
+    on_progress: ShowStage = lambda stage, done, total: None,
 ) -> Gaussians:
     """Reduces a model to `n` Gaussians, merged so that its images change little.
 
@@ -106,7 +106,7 @@ def _merge(
     cameras: Sequence[Camera],
     backend: Backend,
     generator: torch.Generator,
-    on_progress: Show,
+    on_progress: ShowStage,
 ) -> Gaussians:
     """Runs the rounds of merging."""
     n_before, done = len(gaussians), itertools.count(1)
@@ -132,7 +132,7 @@ def _finetune(
     steps: int,
     backend: Backend,
     generator: torch.Generator,
-    on_progress: Show,
+    on_progress: ShowStage,
 ) -> Gaussians:
     """Minimizes the squared difference from images of the original, on backgrounds of random colors."""
 

@@ -40,7 +40,7 @@ from .spz import GZIP, MAGIC, read_spz
 from .spz_writer import write_spz
 from .streaming.streamed_sog import LOD_META, read_streamed_sog
 from .streaming.streamed_sog_writer import write_streamed_sog
-from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
+from .torch_checkpoints import CHECKPOINT_SUFFIXES, read_torch_checkpoint
 
 POINT_CLOUD = "point_cloud.ply"
 """Name of the model file in the output folders of tsplat's and Inria's trainers."""
@@ -167,7 +167,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     if suffix in POINT_CLOUDS:
         readable = "" if suffix in CLOUD_SUFFIXES else "save it as .ply; "
         raise FileError(f"{path}: a {suffix} is a point cloud, not a model; {readable}{HOW_TO_TRAIN}")
-    if suffix in CHECKPOINTS:
+    if suffix in CHECKPOINT_SUFFIXES:
         return read_torch_checkpoint(path, force=force, warn=warn)
     # Two bytes do not distinguish gzip from the first position of a .splat file, which has no header.
     is_gzip = start[:3] == GZIP + DEFLATE or (start[:2] == GZIP and suffix != ".splat")

@@ -29,7 +29,7 @@ from ..sh_colors import colors_to_sh0
 from .foreign import Warn, note_ignored
 from .image_sets import ZIP_ERRORS
 
-CHECKPOINTS = (".pt", ".pth", ".ckpt")
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt")
 """File name suffixes."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

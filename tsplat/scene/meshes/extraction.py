@@ -14,7 +14,7 @@ from ...errors import ArgumentError
 from ...precision import fp64, in_full_precision
 from ...scalars import check_choice, check_size
 from ...support.extras import require
-from ...support.progress import Show
+from ...support.progress import ShowStage
 from ..cameras import Camera, choose_evenly, resize_camera
 from ..extents import camera_positions, common_point, with_near_planes
 from ..gaussians import Gaussians, drop_invalid
@@ -54,7 +54,7 @@ def extract_mesh(
     components: int | None = None,
     faces: int | None = None,
     backend: Backend = "auto",
-    on_progress: Show = lambda stage, done, total: None,
+    on_progress: ShowStage = lambda stage, done, total: None,
     tell: Callable[[str], object] = lambda message: None,
 ) -> Mesh:
     """Extracts the surface of a model as a mesh.
@@ -141,7 +141,7 @@ def _check(
         raise ArgumentError(f"bounds: expected two corners, the first below the second, found {bounds}")
 
 
-def _find_bounds(renderer: DepthRenderer, views: Sequence[Camera], on_progress: Show) -> Box:
+def _find_bounds(renderer: DepthRenderer, views: Sequence[Camera], on_progress: ShowStage) -> Box:
     """Returns the bounds of the surface points in small images of some views, ignoring the extremes.
 
     Background points are left out: points that are farther from the cameras along an axis than the cameras' common
@@ -185,7 +185,7 @@ def _describe(grid: Grid, n: int) -> str:
     )
 
 
-def _extract(volume: Volume, components: int | None, faces: int | None, on_progress: Show) -> Mesh:
+def _extract(volume: Volume, components: int | None, faces: int | None, on_progress: ShowStage) -> Mesh:
     """Extracts the zero crossing of a volume between voxels that were seen."""
     from scipy.ndimage import binary_erosion
     from skimage import measure

@@ -131,7 +131,7 @@ def shown_views(
     ]
 
 
-def write_page(path: str | os.PathLike[str], page: RunPage) -> int:
+def write_run_page(path: str | os.PathLike[str], page: RunPage) -> int:
     """Writes the report of a run atomically.
 
     Returns:

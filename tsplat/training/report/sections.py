@@ -33,7 +33,7 @@ PARTS = ("reading", "training", "evaluation", "saving", "viewing")
 ROWS_SHORT = 14
 """Maximum number of views whose table has no scroll bar."""
 
-METRICS = (("psnr", "PSNR, dB"), ("ssim", "SSIM"), ("lpips", "LPIPS"), ("seconds", "Time, ms"))
+VIEW_COLUMNS = (("psnr", "PSNR, dB"), ("ssim", "SSIM"), ("lpips", "LPIPS"), ("seconds", "Time, ms"))
 """Columns of the table of views."""
 
 
@@ -111,7 +111,7 @@ def table(rows: Sequence[Values], metrics: Values, shown: Sequence[Values], *, i
     """Returns the table of views; views with images are linked to them."""
     if not rows:
         return None
-    columns = [(key, label) for key, label in METRICS if any(key in row for row in rows)]
+    columns = [(key, label) for key, label in VIEW_COLUMNS if any(key in row for row in rows)]
 
     def cells(row: Values) -> list[Values]:
         return [_sortable(_metric(key, row.get(key)), row.get(key)) for key, _ in columns]

@@ -42,7 +42,7 @@ SMOOTHING = 0.8
 PROJECT = "tsplat"
 """Project of runs of Weights & Biases and Trackio, unless WANDB_PROJECT or TRACKIO_PROJECT names one."""
 
-Show = Callable[[int, str, torch.device], None]
+ShowStep = Callable[[int, str, torch.device], None]
 """Shows a step, its metrics and the memory in use on a device."""
 
 
@@ -91,7 +91,7 @@ def _memory(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def _bar(run: RunStart) -> Iterator[Show]:
+def _bar(run: RunStart) -> Iterator[ShowStep]:
     require("rich")
     from rich.console import Console, Group
     from rich.live import Live
@@ -117,7 +117,7 @@ def _bar(run: RunStart) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _lines(run: RunStart) -> Iterator[Show]:
+def _lines(run: RunStart) -> Iterator[ShowStep]:
     start, due, is_hinted = run.clock(), float(run.step), False
     printed = start
     first: tuple[int, float] | None = None  # step and time; speed excludes this step, which compiles kernels

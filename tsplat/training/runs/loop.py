@@ -28,7 +28,7 @@ from ..trainer import Trainer
 from .run_checkpoints import Checkpoint, write_checkpoint
 from .sessions import RunSession
 
-EVALUATIONS, CHECKPOINTS = 12, 4
+N_EVALUATIONS, N_CHECKPOINTS = 12, 4
 """Default numbers of evaluations and checkpoints of a run."""
 
 
@@ -77,8 +77,8 @@ class RunLoop:
         self._saved_step = -1
         self._intact: dict[Path, bool] = {}
         steps = trainer.config.steps
-        self._eval_every = (run.eval_every if run else 0) or max(1, steps // EVALUATIONS)
-        self._save_every = (run.save_every if run else 0) or max(1, steps // CHECKPOINTS)
+        self._eval_every = (run.eval_every if run else 0) or max(1, steps // N_EVALUATIONS)
+        self._save_every = (run.save_every if run else 0) or max(1, steps // N_CHECKPOINTS)
         if resumed is not None:
             self.history = History(**resumed["history"])
             self.seconds = resumed["seconds"]

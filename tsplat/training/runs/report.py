@@ -23,7 +23,7 @@ from ...viewing.trajectories import read_cameras
 from ..configuration import read_config
 from ..evaluation import Evaluation, evaluate
 from ..history import PSNR_MAX, History
-from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_views, write_page
+from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_views, write_run_page
 from ..report.plots import evenly_spaced
 from .results import held_out_name
 from .run_checkpoints import Checkpoint, read_newest
@@ -94,7 +94,7 @@ def report_run(
     if path.absolute() != (folder / REPORT).absolute():
         check_output(path, folder)
     page = _collect(_read(folder, Path(run)), views, scene)
-    size = write_page(path, page)
+    size = write_run_page(path, page)
     for note in page.notes:
         print(f"note: {note}")
     print(f"wrote {path}: {size / 1e6:.2f} MB, {len(page.shown):,} views")

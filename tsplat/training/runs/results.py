@@ -21,7 +21,7 @@ from ...strategies.sharding import ranges, route
 from ...support.files import write_json
 from ...support.progress import stage_display
 from ..evaluation import Evaluation, OnView, evaluate, fit_poses
-from ..report.page import REPORT, RunPage, shown_views, write_page
+from ..report.page import REPORT, RunPage, shown_views, write_run_page
 from ..report.plots import evenly_spaced, write_contact_sheet, write_psnr_curve, write_side_by_side
 from ..trainer import Trainer
 from .context import on_main
@@ -175,7 +175,7 @@ def _write_page(
         model_bytes=(folder / "point_cloud.ply").stat().st_size,
         sessions=loop.write_session(),
     )
-    write_page(folder / REPORT, page)
+    write_run_page(folder / REPORT, page)
 
 
 def write_held_out(folder: Path, scores: Evaluation, on_view: OnView | None = None) -> None:

@@ -166,7 +166,7 @@ def note_large_images(views: Sequence[View]) -> list[str]:
     ]
 
 
-def find_photographs(run: Path, scene: str | None, warn: Callable[[str], object]) -> ReadViews | None:
+def photograph_reader(run: Path, scene: str | None, warn: Callable[[str], object]) -> ReadViews | None:
     """Returns a function that reads the training and held-out views of a run, by name; None if the scene is missing.
 
     `scene` is the path of the scene, if it is found neither at its absolute path nor at its path relative to the run.

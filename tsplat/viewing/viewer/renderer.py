@@ -27,8 +27,8 @@ from ...support.free_memory import available_bytes
 from ..appearances import as_centers, as_ellipsoids, as_normals
 from ..colormaps import apply_colormap, color_depths_over_checks, depth_limits
 
-Show = Literal["rgb", "expected depth", "accumulated depth", "alpha", "normals", "centers", "ellipses"]
-MODES: dict[Show, RenderMode] = {
+Quantity = Literal["rgb", "expected depth", "accumulated depth", "alpha", "normals", "centers", "ellipses"]
+MODES: dict[Quantity, RenderMode] = {
     "rgb": "RGB", "expected depth": "ED", "accumulated depth": "D", "alpha": "RGB", "normals": "RGB", "centers": "RGB",
     "ellipses": "RGB",
 }  # fmt: skip
@@ -81,7 +81,7 @@ class Settings:
         ArgumentError: A value is out of range.
     """
 
-    show: Show = "rgb"
+    show: Quantity = "rgb"
     colormap: str = "turbo"
     depths: tuple[float, float] | None = None
     inverted: bool = False
