@@ -59,7 +59,7 @@ def assert_replayed(kind, replays):
 def test_calls(target, code, packed, replays):
     with tsplat_emulated(target, code, uninitialized=False):
         assert_replayed(make(rasterization, packed=packed, render_mode="RGB+ED"), replays)
-    assert all(len(call._runner.traced.forward) == 2 for call in replays)  # what lists need is read between them
+    assert all(len(call._runner.traced.forward.parts) == 2 for call in replays)  # what lists need is read between them
 
 
 @one_target

@@ -22,7 +22,7 @@ from tsplat import (
     rasterization,
     rasterization_2dgs,
 )
-from tsplat.passes import calls, replay_cache, traced_calls
+from tsplat.passes import call_traces, calls, replay_cache
 from tsplat.runtime.backend import choose
 from tsplat.stages import capacity
 from tsplat.triton_cpu import launcher, set_num_threads
@@ -61,13 +61,13 @@ def render_thrice(scene, **options):
 
 
 def test_tensors_are_traced_where_they_are_unless_they_share_memory(monkeypatch, replays):
-    copied, copy_with_layout = [], traced_calls.copy_with_layout
+    copied, copy_with_layout = [], call_traces.copy_with_layout
 
     def noted(tensor, enabled):
         copied.append(tensor.shape)
         return copy_with_layout(tensor, enabled)
 
-    monkeypatch.setattr(traced_calls, "copy_with_layout", noted)
+    monkeypatch.setattr(call_traces, "copy_with_layout", noted)
     scene = make()
     values = {name: tensor.detach().clone() for name, tensor in scene.items() if isinstance(tensor, torch.Tensor)}
     render_thrice(scene)
@@ -162,7 +162,7 @@ def test_second_image_without_gradients_is_rendered_once(monkeypatch, replays):
         bounded, *measured = [replay._runner.traced for replay in replays]
         assert measured[0] is measured[1]
         assert all(few <= many for few, many in zip(measured[0].capacities, bounded.capacities, strict=True))
-        assert measured[0].saved_arena.size < bounded.saved_arena.size
+        assert measured[0].forward.saved_arena.size < bounded.forward.saved_arena.size
         scene["scales"] *= 4  # exceeds the capacities, so lists are measured before the next trace
         expected = STAGES[rasterization](**scene)[0]
         for _ in range(3):
@@ -314,7 +314,7 @@ def test_second_derivatives_raise():
 def test_an_error_in_the_middle_of_a_call(replays):
     scene = make()
     expected = render_thrice(scene)[0]
-    replayed = replays[0]._runner.traced.forward[0]
+    replayed = replays[0]._runner.traced.forward.parts[0]
 
     def fail(*_):
         raise KeyboardInterrupt

@@ -11,7 +11,7 @@ of these.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,8 +22,9 @@ from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..stages.capacity import read_async
 from ..stages.meta import Meta
 from .arenas import SPECIALIZED_ALIGNMENT, View, acquire_scratch, release_scratch, shared_zeros, tensor_of_view
+from .call_traces import ABSGRAD
 from .replayed_meta import ForwardState, MetaSource, lazy_values
-from .traced_calls import ABSGRAD, BackwardPass, TracedCall
+from .traced_calls import BackwardPass, Handover, TracedCall
 
 
 class ForwardResult(NamedTuple):
@@ -62,11 +63,11 @@ class ReplayRunner:
 
     def forward(self, tensors: Sequence[Tensor]) -> ForwardResult:
         """Runs the forward pass."""
-        traced = self.traced
-        arena = torch.empty(traced.saved_arena.size, dtype=torch.uint8, device=traced.device)
-        outputs = [output.allocate(traced.device) for output in traced.outputs]
-        until_counted, *rest = traced.forward
-        scratch = acquire_scratch(traced.scratch.size, traced.device)
+        traced, forward = self.traced, self.traced.forward
+        arena = torch.empty(forward.saved_arena.size, dtype=torch.uint8, device=traced.device)
+        outputs = [output.allocate(traced.device) for output in forward.outputs]
+        until_counted, *rest = forward.parts
+        scratch = acquire_scratch(forward.scratch.size, traced.device)
         bases: list[Any] = [*tensors, *outputs, arena, scratch]
         until_counted.run(bases)
         needed, n_packed = read_counts(traced, arena, on_gpu=traced.on_gpu)
@@ -182,14 +183,14 @@ class ReplayedCall:
         carriers: list[Tensor] = []
         if traced.differentiable:
             means2d, *carriers = self._connect(images, means2d, gradient_2dgs)
-        values = {**traced.meta_constants, "means2d": means2d}
+        values = {**traced.meta.constants, "means2d": means2d}
         if gradient_2dgs is not None:
             values["gradient_2dgs"] = gradient_2dgs
         for name, i in traced.in_meta.items():
             values[name] = images[i]
-        meta_bases = {i: bases[i] for i in traced.meta_bases}
+        meta_bases = {i: bases[i] for i in traced.meta.bases}
         source = MetaSource(traced, meta_bases, self.state, carriers)
-        return *images[: traced.n_images], Meta(values, lazy_values(traced), source, traced.meta_keys)
+        return *images[: traced.n_images], Meta(values, lazy_values(traced), source, traced.meta.keys)
 
     def _connect(self, images: list[Tensor | None], means2d: Tensor, gradient_2dgs: Tensor | None) -> list[Tensor]:
         """Connects images, in place, to the inputs by autograd nodes. Returns ``means2d`` and the carriers."""
@@ -218,9 +219,10 @@ class _ToMeans2d(torch.autograd.Function):
         ctx: Any, context: _BackwardContext, outputs: list[Tensor], saved: list[Tensor], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*saved, *inputs)  # inputs are not read: see ``once_differentiable``
-        ctx.context, traced = context, context.runner.traced
+        ctx.context, handover = context, context.runner.traced.handover
+        assert handover is not None
         ctx.set_materialize_grads(False)
-        return outputs[0], *[traced.zero.expand(v_carrier.shape) for v_carrier in traced.v_carriers]
+        return outputs[0], *[handover.carrier.expand(v_carrier.shape) for v_carrier in handover.v_carriers]
 
     @staticmethod
     @once_differentiable
@@ -233,14 +235,14 @@ class _ToMeans2d(torch.autograd.Function):
     ) -> Gradients:
         context: _BackwardContext = ctx.context
         traced = context.runner.traced
-        assert traced.means2d_backward is not None and traced.v_means2d is not None
-        v_means2d_output, _ = traced.v_means2d
+        handover, backward_pass = traced.handover, traced.means2d_backward
+        assert handover is not None and backward_pass is not None
         if v_means2d is None:
-            v_means2d = context.state.rows(v_means2d_output.zeros(traced.device))
+            v_means2d = context.state.rows(handover.v_means2d.zeros(traced.device))
         if v_carrier is None:
-            v_carrier = traced.v_carriers[0].zeros(traced.device)
-        results = context.run(traced.means2d_backward, saved, (v_means2d, v_carrier, *v_others))
-        return None, None, None, *_gradients(traced.means2d_backward, results, traced.handed_over)
+            v_carrier = handover.v_carriers[0].zeros(traced.device)
+        results = context.run(backward_pass, saved, (v_means2d, v_carrier, *v_others))
+        return None, None, None, *_gradients(backward_pass, results, handover)
 
 
 class _ToImages(torch.autograd.Function):
@@ -273,10 +275,10 @@ class _ToImages(torch.autograd.Function):
         ]
         results = context.run(backward_pass, saved, incoming)
         v_links: list[Tensor | None] = []
-        if traced.v_means2d is not None:
-            (v_means2d, is_needed), v_carrier = traced.v_means2d, traced.v_carriers[0]
-            v_links = [context.state.rows(results[v_means2d.base]) if is_needed else None, results[v_carrier.base]]
-        for i, gradient in zip(backward_pass.inputs, _gradients(backward_pass, results, traced.handed_over)):
+        if (handover := traced.handover) is not None:
+            v_means2d, v_carrier = results[handover.v_means2d.base], results[handover.v_carriers[0].base]
+            v_links = [context.state.rows(v_means2d) if handover.images_use_means2d else None, v_carrier]
+        for i, gradient in zip(backward_pass.inputs, _gradients(backward_pass, results, handover)):
             if i == ABSGRAD:
                 ctx.means2d.absgrad, gradient = None if gradient is None else context.state.rows(gradient), None
             elif i == traced.n_inputs and gradient is not None:  # of ``gradient_2dgs``
@@ -310,10 +312,9 @@ def _with_rows(values: Tensor, n: int) -> Tensor:
     return values.as_strided((n, 2), (2, 1))
 
 
-def _gradients(
-    backward_pass: BackwardPass, bases: dict[int, Tensor], handed_over: Container[int]
-) -> list[Tensor | None]:
+def _gradients(backward_pass: BackwardPass, bases: dict[int, Tensor], handover: Handover | None) -> list[Tensor | None]:
     """Returns the gradients of inputs that a backward pass completes. Copies those in bases that are handed over."""
+    handed_over = () if handover is None else handover.bases
     return [
         None if view is None
         else view.of(bases[view.base]).clone() if view.base in handed_over

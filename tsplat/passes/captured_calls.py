@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from ..runtime.cuda_graphs import GraphRecorder
+from .call_traces import copy_with_layout
 from .calls import ForwardResult, read_counts
 from .replay import Pass
 from .replayed_meta import ForwardState, LentArena
-from .traced_calls import BackwardPass, TracedCall, copy_with_layout
+from .traced_calls import BackwardPass, TracedCall
 
 
 class GraphRunner:
@@ -39,31 +40,36 @@ class GraphRunner:
         self._lock = threading.RLock()
         self._borrower: Callable[[], LentArena | None] = lambda: None
         self._precomputed: _PrecomputedBackward | None = None
+        forward, arena = traced.forward, traced.forward.saved_arena
         passes = [each for each in (traced.images_backward, traced.means2d_backward) if each is not None]
         saved = {base for each in passes for base in each.saved}
         with torch.inference_mode(False), torch.no_grad():
             memory = {
                 i: t.detach() if stays else copy_with_layout(t) for i, (t, stays) in enumerate(zip(tensors, in_place))
             }
-            incoming = [*traced.v_images, *traced.v_carriers[1:]]
-            outputs = [*traced.outputs, *incoming, *(output for each in passes for output in each.outputs)]
+            # The second carrier's gradient, which the backward pass of images does not write.
+            unwritten = [] if traced.handover is None else traced.handover.v_carriers[1:]
+            outputs = [
+                *forward.outputs,
+                *traced.v_images,
+                *unwritten,
+                *(output for each in passes for output in each.outputs),
+            ]
             memory |= {output.base: output.allocate(traced.device) for output in outputs}
-            memory[traced.saved_arena.base] = torch.empty(
-                traced.saved_arena.size, dtype=torch.uint8, device=traced.device
-            )
-            arenas = [traced.scratch, *(each.scratch for each in passes)]
+            memory[arena.base] = torch.empty(arena.size, dtype=torch.uint8, device=traced.device)
+            arenas = [forward.scratch, *(each.scratch for each in passes)]
             scratch = torch.empty(max(size for _, size in arenas), dtype=torch.uint8, device=traced.device)
             memory |= {base: scratch for base, _ in arenas}
-            self._forward = _capture(recorder, memory, traced.forward)
+            self._forward = _capture(recorder, memory, forward.parts)
             if traced.differentiable:
                 # Both backward passes in one graph: usually, no hook changes the gradients between them.
-                zeros = [memory[v_carrier.base] for v_carrier in traced.v_carriers[1:]]
+                zeros = [memory[v_carrier.base] for v_carrier in unwritten]
                 self._of_images = _capture(recorder, memory, [each.steps for each in passes], zeros)
             if len(passes) > 1:
                 self._of_means2d = _capture(recorder, memory, [passes[1].steps])
         self._results = [base for each in passes for base in each.results]
         self._copied = [i for i, stays in enumerate(in_place) if not stays]
-        self._restored = [i for i in self._copied if i in saved] + [o.base for o in traced.outputs if o.base in saved]
+        self._restored = [i for i in self._copied if i in saved] + [o.base for o in forward.outputs if o.base in saved]
         # Inputs that are read in place belong to the caller.
         self._memory = {base: t for base, t in memory.items() if base >= len(in_place) or base in self._copied}
 
@@ -71,13 +77,13 @@ class GraphRunner:
         """Runs the forward pass. Waits for the device, unless the caller gave a capacity."""
         traced, memory = self.traced, self._memory
         with self._lock, torch.no_grad():
-            lent, self._precomputed = LentArena(memory[traced.saved_arena.base]), None
+            lent, self._precomputed = LentArena(memory[traced.forward.saved_arena.base]), None
             self._lend(lent)
             if self._copied:
                 torch._foreach_copy_([memory[i] for i in self._copied], [tensors[i] for i in self._copied])
             self._forward()
             needed, n_packed = read_counts(traced, lent.memory, on_gpu=True)
-            outputs = _copies([memory[output.base] for output in traced.outputs])
+            outputs = _copies([memory[output.base] for output in traced.forward.outputs])
             bases: list[Any] = [*tensors, *outputs, None]
             lent.values = [bases[base] for base in self._restored]
         return ForwardResult(bases, ForwardState(needed, n_packed, lent))
@@ -99,9 +105,9 @@ class GraphRunner:
                 return precomputed.results
             if self._borrower() is not lent:
                 self._lend(lent)
-                restored = [self.traced.saved_arena.base, *self._restored]
+                restored = [self.traced.forward.saved_arena.base, *self._restored]
                 torch._foreach_copy_([self._memory[base] for base in restored], [lent.memory, *lent.values])
-                lent.memory = self._memory[self.traced.saved_arena.base]
+                lent.memory = self._memory[self.traced.forward.saved_arena.base]
             targets = [self._memory[base] for base in backward_pass.incoming]
             if is_second:
                 targets[0] = state.rows(targets[0])  # the memory of means2d has as many rows as the capacity

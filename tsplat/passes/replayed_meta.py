@@ -82,7 +82,9 @@ class MetaSource(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def lazy_values(traced: TracedCall) -> dict[str, Callable[[MetaSource], Any]]:
     """Returns key -> function of a source that computes the value of ``meta``."""
-    functions: dict[str, Callable[[MetaSource], Any]] = {name: functools.partial(_row, name) for name in traced.rows}
+    functions: dict[str, Callable[[MetaSource], Any]] = {
+        name: functools.partial(_row, name) for name in traced.meta.rows
+    }
     return functions | {name: functools.partial(_description, name) for name in LAZY}
 
 
@@ -90,10 +92,11 @@ def _row(name: str, source: MetaSource) -> Tensor:
     """Returns a value of ``meta`` with one row per projected Gaussian."""
     traced = source.traced
     # A copy: a view would keep the whole arena alive, and changes to it would affect the backward pass.
-    value = source.state.rows(source.tensor(traced.rows[name])).clone()
-    if name in traced.v_row and source.carriers:
-        i = [v_carrier.base for v_carrier in traced.v_carriers].index(traced.v_row[name].base)
-        row: Tensor = apply(_Row, traced.v_carriers[i], traced.v_row[name], source.state, value, source.carriers[i])
+    value = source.state.rows(source.tensor(traced.meta.rows[name])).clone()
+    if source.carriers and traced.handover is not None and name in traced.handover.v_rows:
+        view, v_carriers = traced.handover.v_rows[name], traced.handover.v_carriers
+        i = [v_carrier.base for v_carrier in v_carriers].index(view.base)
+        row: Tensor = apply(_Row, v_carriers[i], view, source.state, value, source.carriers[i])
         return row
     return value
 
@@ -104,7 +107,7 @@ def _description(name: str, source: MetaSource) -> Any:
 
 def _meta_inputs(source: MetaSource) -> MetaInputs:
     """Returns the inputs of the lazy values of the stages."""
-    inputs: MetaInputs = map_tree(source.traced.meta_inputs, View, source.tensor)
+    inputs: MetaInputs = map_tree(source.traced.meta.inputs, View, source.tensor)
     intersections: Any = _ReplayedIntersections(source, inputs.intersections)
     rows = source.state.rows
     projected, received = inputs.projected.map_rows(rows), inputs.received.map_rows(rows)
@@ -116,7 +119,7 @@ class _ReplayedIntersections:
 
     def __init__(self, source: MetaSource, whole: Any) -> None:
         self._whole: Intersections = whole
-        self.bands, self.budget = source.traced.bands, copy.copy(source.traced.budget)
+        self.bands, self.budget = source.traced.meta.bands, copy.copy(source.traced.meta.budget)
         # As in the stages, a packed call without a visible Gaussian has no capacity.
         needed, n_packed = source.state.needed, source.state.n_packed
         self._has_capacity = needed is None and n_packed != 0
