@@ -70,7 +70,8 @@ def rsqrt(e: Emitter, type: Type, x: str) -> str:
 def exp2(e: Emitter, type: Type, x: str) -> str:
     """Computes 2^x = 2^n (1 + f q(f)), where n is the integer closest to x, and f = x - n."""
     code, form = e.code, FORMATS[type.element]
-    x = _clamp(code, type, x, form.lowest, form.bias + 2.0)
+    if not _has_scalef(e, type):
+        x = _clamp(code, type, x, form.lowest, form.bias + 2.0)
     n = intrinsic(code, "nearbyint", type, x)
     f = code.pure(f"fsub {type.llvm} {x}, {n}")
     q = _polynomial(code, type, f, polynomials.EXP2[type.element])
@@ -120,10 +121,15 @@ def _clamp(code: Code, type: Type, x: str, low: float, high: float) -> str:
     return x
 
 
+def _has_scalef(e: Emitter, type: Type) -> bool:
+    """Returns whether one instruction computes x 2^n, for any n. With n = -inf or inf, it maps NaN to 0 or inf."""
+    return e.target.avx512 and type.element == "f32" and type.lanes == 16 and type.shape is not None
+
+
 def _scale(e: Emitter, type: Type, x: str, n: str) -> str:
     """Computes x 2^n for an integer n in the range that `exp2` clamps to. A subnormal result is rounded only once."""
     code, form = e.code, FORMATS[type.element]
-    if e.target.avx512 and type.element == "f32" and type.lanes == 16 and type.shape is not None:
+    if _has_scalef(e, type):
         arguments = [(type.llvm, x), (type.llvm, n), (type.llvm, "zeroinitializer"), ("i16", "-1"), ("i32", "4")]
         return code.pure(code.call("llvm.x86.avx512.mask.scalef.ps.512", type.llvm, arguments))
     integers = type.with_element(form.integer)

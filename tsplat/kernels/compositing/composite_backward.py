@@ -8,7 +8,7 @@ from ...data import Rays, SavedImages, Splats
 from ..device_math import element, load_tuple, prefetch, where
 from ..launch import has_fast_fp32, kernel
 from .distortion import begin_distortion, distortion_of_chunks
-from .pixel_sums import add_features, column_of_lane, fold, sum_block
+from .pixel_sums import add_block, add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .records import OPACITY_VALUES, load_record
 from .slots import Layer, PartSlots, list_part
@@ -155,13 +155,12 @@ def _store(
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     if FOLD:
         tl.store(out, fold(FOOTPRINT.expand(sums, local) + feature_sums), mask=is_first)
+    elif PARTS_PER_PROGRAM > 1:
+        add_block(out, sums, feature_sums, local, FOOTPRINT)
     else:
         columns = sum_block(sums, feature_sums, local, FOOTPRINT)
         for k in tl.static_range(len(columns)):
-            if PARTS_PER_PROGRAM > 1:
-                tl.store(out + k, tl.load(out + k) + columns[k])
-            else:
-                tl.store(out + k, columns[k])
+            tl.store(out + k, columns[k])
 
 
 @kernel(strided=("v_images.colors",))

@@ -2,12 +2,14 @@
 
 On NVIDIA GPUs, several values are summed over the lanes of a warp at once. Summing n values over 32 lanes one by one
 takes 5 n shuffles. Here, in each of five steps, a lane keeps half of its values, and sends the other half to the lane
-that keeps these. This takes about n + 3 shuffles. In the end, each lane holds one of the sums.
+that keeps these. This takes about n + 3 shuffles. In the end, each lane holds one of the sums. CPUs sum the values of
+vectors in the same way.
 """
 
 import triton
 import triton.language as tl
 
+from ...config import TILE_SIZES
 from ..device_math import add
 
 SUMS_MAX = 32
@@ -15,6 +17,14 @@ SUMS_MAX = 32
 
 CAN_REORDER = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9))
 """Argument ``can_reorder`` of ``tl.reshape``. Triton 3.9 warns if it is true."""
+
+
+STEPS_MAX = max(TILE_SIZES).bit_length() - 1
+"""Maximum number of bits of the index of a pixel in a row."""
+
+BITS = tl.constexpr(tuple((2,) * steps for steps in range(STEPS_MAX + 1)))
+REVERSED = tl.constexpr(tuple(tuple(reversed(range(steps))) for steps in range(STEPS_MAX + 1)))
+"""Shapes with an axis for each bit of an index, and the axes in reverse order, by number of bits."""
 
 
 @triton.jit
@@ -33,19 +43,59 @@ def add_features(sums, record, weight, g, local, v_color, FOOTPRINT: tl.constexp
 
 
 @triton.jit
-def sum_block(sums, feature_sums, local, FOOTPRINT: tl.constexpr):
-    """Returns the columns of a slot, summed over a block; see ``Footprint.BY_COLUMN``."""
+def _block_columns(sums, feature_sums, local, FOOTPRINT: tl.constexpr):
+    """Returns the columns of a slot before they are summed over the block, see ``Footprint.BY_COLUMN``."""
     by_column = ()
     for k in tl.static_range(len(sums)):
         if k < FOOTPRINT.BY_COLUMN:
             by_column = by_column + (tl.sum(sums[k], 0, keep_dims=True),)
         else:
             by_column = by_column + (sums[k],)
-    columns = FOOTPRINT.expand(by_column, local) + feature_sums
+    return FOOTPRINT.expand(by_column, local) + feature_sums
+
+
+@triton.jit
+def sum_block(sums, feature_sums, local, FOOTPRINT: tl.constexpr):
+    """Returns the columns of a slot, summed over a block."""
+    columns = _block_columns(sums, feature_sums, local, FOOTPRINT)
     totals = ()
     for k in tl.static_range(len(columns)):
         totals = totals + (tl.sum(columns[k]),)
     return totals
+
+
+@triton.jit
+def _add_halves(values):
+    """Adds the second half of each value to the first half, and joins results two by two: [N, K] -> [N / 2, 2 K]."""
+    N: tl.constexpr = values[0].shape[0]
+    K: tl.constexpr = values[0].shape[1]
+    joined = ()
+    for k in tl.static_range(0, len(values), 2):
+        both = tl.join(values[k], values[min(k + 1, len(values) - 1)])
+        joined = joined + (tl.sum(tl.reshape(both, [2, N // 2, 2 * K]), 0),)
+    return joined
+
+
+@triton.jit
+def add_block(out, sums, feature_sums, local, FOOTPRINT: tl.constexpr):
+    """Adds the columns of a slot, summed over a block, to the slot. Same bits as ``sum_block``, for CPUs.
+
+    As many columns as the block has pixels in a row become one vector of sums.
+    """
+    columns = _block_columns(sums, feature_sums, local, FOOTPRINT)
+    N: tl.constexpr = columns[0].shape[1]
+    STEPS: tl.constexpr = N.bit_length() - 1
+    column = tl.arange(0, N)
+    for first in tl.static_range(0, len(columns), N):
+        values = ()
+        for k in tl.static_range(first, min(first + N, len(columns))):
+            values = values + (tl.reshape(tl.sum(columns[k], 0), [N, 1]),)
+        for _ in tl.static_range(STEPS):
+            values = _add_halves(values)
+        # The bits of an index are in the order of the steps, the least significant bit of the column first.
+        total = tl.reshape(tl.permute(tl.reshape(values[0], BITS[STEPS]), REVERSED[STEPS]), [N])
+        mask = first + column < len(columns)
+        tl.store(out + first + column, tl.load(out + first + column, mask=mask) + total, mask=mask)
 
 
 def _fold_ptx(n: int) -> str:

@@ -256,11 +256,13 @@ def alpha_at(record, pixel, mask, WALK: tl.constexpr):
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     local = FOOTPRINT.locate(record, pixel)
     e = FOOTPRINT.log2_alpha(record, local)
-    exponent = e
-    if not (WALK.FAST or WALK.AMD):
-        # Subnormal numbers cost a CPU a hundred cycles.
-        exponent = tl.maximum(e, -126.0)
-    alpha = tl.minimum(exp2(exponent, WALK.FAST), record[FOOTPRINT.VALUES + OPACITY_VALUES - 1])
+    limit = record[FOOTPRINT.VALUES + OPACITY_VALUES - 1]
+    if WALK.FAST or WALK.AMD:
+        alpha = tl.minimum(exp2(e, WALK.FAST), limit)
+    else:
+        # Subnormal numbers cost a CPU a hundred cycles. It has no minimum that ignores NaN.
+        power = exp2(tl.maximum(e, -126.0), WALK.FAST)
+        alpha = tl.where(power < limit, power, limit)
     return tl.where((e >= constant(WALK.LOG2_ALPHA_MIN, e)) & mask, alpha, 0.0), e, local
 
 
