@@ -11,6 +11,7 @@ from benchmarks.compositing_limit import share
 from benchmarks.gpu_timing.ratios import RATIOS, ratios
 from benchmarks.predicted_tables import amd_table, details_table, sensitivity_table
 from benchmarks.step_page import section
+from benchmarks.time_plots import BACKENDS, plot_times
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -28,13 +29,13 @@ PREDICTED_PLOT = ROOT / "docs" / "predicted_time.png"
 
 TSPLAT = "tsplat"
 GSPLAT = "gsplat 1.5.3"
-IMPLEMENTATIONS = {TSPLAT: "#c2410c", "tsplat 66fcafc": "#f0b48f", GSPLAT: "#b9c6d6", "Faster-GS 16x12": "#3b6ea5"}
-"""Implementations with predicted times, and their colors."""
+IMPLEMENTATIONS = (TSPLAT, "tsplat 66fcafc", GSPLAT, "Faster-GS 16x12")
+"""Implementations with predicted times."""
+
+PLOTTED = {TSPLAT: "tsplat", GSPLAT: GSPLAT, "Faster-GS 16x12": "Faster-GS"}
+"""Implementations in the plot, and their legends."""
 
 WHAT = ("projection", "intersection", "compositing", "forward", "forward + backward")
-BACKENDS = {"triton": "#3b6ea5", "torch": "#c2410c", "reference": "#888888"}
-"""Backends and their colors."""
-
 HEAD = """# Performance
 
 Median times of `benchmarks/run.py` in milliseconds, per device, for the backends `triton` / `torch`, on the smallest
@@ -42,7 +43,7 @@ scene also `reference`. Single stages are timed forward only. `benchmarks/cases.
 `benchmarks/results` has 20th and 80th percentiles. `python -m benchmarks.static_cost` counts the machine instructions
 of the kernels without a GPU, and `make test` checks them against `benchmarks/budgets.json`.
 
-![Median times by scene](performance.png)
+![Bar charts of the time of a call on a CPU, for six scenes](performance.png)
 """
 
 LIMIT = """
@@ -67,7 +68,7 @@ benchmarks.predicted_time` predicts the time of the compositing kernels on an A1
 benchmarks.dynamic_cost` counts what they execute. Both render a scene forward and backward on an
 [emulator](emulation.md) of sm_80; `--scene` chooses scenes, `--gpu` chooses GPUs, and `--json` writes records.
 
-![Predicted time by scene](predicted_time.png)
+![Bar chart of predicted times of tsplat, gsplat and Faster-GS on an A100, for ten scenes](predicted_time.png)
 
 Predicted microseconds on an A100, forward + backward, and in parentheses the sum on an H100:
 
@@ -242,28 +243,16 @@ def with_sign(text: str) -> str:
 
 
 def plot(by_device: dict[str, list[dict[str, Any]]]) -> None:
-    """Writes a bar chart of the medians of whole calls: a row of axes per device, and a group of bars per scene."""
-    from matplotlib.figure import Figure
-
-    n_scenes = [len({r["scene"] for r in records}) for records in by_device.values()]
-    figure = Figure(figsize=(11, 1 + 0.7 * sum(n_scenes)), dpi=110, layout="constrained")
-    grid = figure.subplots(len(by_device), 2, sharey="row", squeeze=False, height_ratios=n_scenes)
-    for row, (device, records) in zip(grid, by_device.items()):
-        scenes = list(dict.fromkeys(r["scene"] for r in records))
-        for axes, what in zip(row, WHAT[-2:]):
-            for k, (backend, color) in enumerate(BACKENDS.items()):
-                own = [r for r in records if r["what"] == what and r["backend"] == backend]
-                places = [scenes.index(r["scene"]) + 0.27 * (k - 1) for r in own]
-                bars = axes.barh(places, [r["p50"] for r in own], 0.25, color=color, label=backend)
-                axes.bar_label(bars, [milliseconds(r["p50"]) for r in own], padding=3, fontsize=9)
-            axes.set_title(f"{what}, {device}", fontsize=11)
-            axes.set_yticks(range(len(scenes)), map(with_sign, scenes), fontsize=11)
-            axes.set(xscale="log", ylim=(len(scenes) - 0.5, -0.5))
-            axes.set_xlabel("ms", fontsize=11)
-            axes.set_xlim(right=3 * axes.get_xlim()[1])
-            axes.grid(axis="x", alpha=0.3)
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(BACKENDS), fontsize=11)
-    figure.savefig(PLOT)
+    """Writes a bar chart of the medians of whole calls on a CPU: two panels, and a group of bars per scene."""
+    (device, records), *_ = by_device.items()
+    panels: dict[str, dict[str, dict[str, float]]] = {}
+    for what in WHAT[-2:]:
+        own = [r for r in records if r["what"] == what]
+        panels[what] = {
+            legend: {r["scene"]: r["p50"] for r in own if r["backend"] == backend}
+            for backend, legend in BACKENDS.items()
+        }
+    plot_times(PLOT, f"Time of a call on {device}", panels, "milliseconds", milliseconds)
 
 
 def read_records() -> list[dict[str, Any]]:
@@ -335,29 +324,15 @@ def ratio_table(records: list[dict[str, Any]]) -> str:
 
 def plot_predicted(predictions: dict[str, dict[str, dict[tuple[str, str], float]]]) -> None:
     """Writes a bar chart of the predicted times on an A100 of the scenes with several implementations."""
-    from matplotlib.figure import Figure
-
-    scenes = [scene for scene, by_implementation in predictions.items() if len(by_implementation) > 1]
-    figure = Figure(figsize=(11, 1 + 0.85 * len(scenes)), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    height = 0.9 / len(IMPLEMENTATIONS)
-    for i, (implementation, color) in enumerate(IMPLEMENTATIONS.items()):
-        at, values = [], []
-        for k, scene in enumerate(scenes):
-            value = both_passes(predictions[scene].get(implementation, {}), "a100")
-            if value is not None:
-                at.append(k + (i - (len(IMPLEMENTATIONS) - 1) / 2) * height)
-                values.append(value)
-        bars = axes.barh(at, values, height, color=color, label=implementation)
-        axes.bar_label(bars, fmt="{:,.0f}", fontsize=9, padding=3)
-    axes.set_yticks(range(len(scenes)), map(with_sign, scenes), fontsize=11)
-    axes.set(xscale="log", xlim=(10, 2e4), ylim=(len(scenes) - 0.5, -0.5))
-    axes.set_xlabel("predicted µs on an A100", fontsize=11)
-    axes.set_title("Predicted, not measured: compositing kernels, forward + backward", fontsize=11)
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_axisbelow(True)
-    figure.legend(fontsize=11, ncols=len(IMPLEMENTATIONS), loc="outside lower center")
-    figure.savefig(PREDICTED_PLOT)
+    several = [scene for scene, found in predictions.items() if len(found) > 1]
+    several.sort(key=lambda scene: ("2dgs" in scene, "eval3d" in scene, scene == "dense-tile"))
+    scenes = {scene: predictions[scene] for scene in several}
+    times: dict[str, dict[str, float]] = {}
+    for implementation, legend in PLOTTED.items():
+        totals = {scene: both_passes(found.get(implementation, {}), "a100") for scene, found in scenes.items()}
+        times[legend] = {scene: total for scene, total in totals.items() if total is not None}
+    title = "Predicted, not measured: kernels of compositing on an A100"
+    plot_times(PREDICTED_PLOT, title, {"forward + backward": times}, "microseconds", "{:,.0f}".format)
 
 
 def read_measurements() -> dict[str, list[dict[str, Any]]]:

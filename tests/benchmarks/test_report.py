@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import predicted_tables, report
+from benchmarks import predicted_tables, report, time_plots
 
 PREDICTIONS = {
     "small": {
@@ -112,3 +112,24 @@ def test_table_has_a_row_per_scene():
     ]
     rows = report.table(records).splitlines()[2:]
     assert rows == [f"| {scene} | 4,321 |  |  |  | 1.23 / 100 | 1,234 |" for scene in ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("name", "description"),
+    [
+        ("100000 at 800x566, 2 px", "100,000 Gaussians,\n800×566"),
+        ("kettle at 800x600", "kettle, trained model,\n101,407 Gaussians, 800×600"),
+        ("garden-648x420-eval3d", "garden, 138,766 Gaussians,\n648×420, evaluated in 3D"),
+        ("dense-tile", "one tile with a list\n100 times the median"),
+        ("cloud-2dgs", "2,000 Gaussians,\n96×64, 2D Gaussians"),
+        ("small", "small"),
+    ],
+)
+def test_plots_describe_scenes(name, description):
+    assert time_plots.describe_scene(name) == description
+
+
+def test_plots_describe_all_recorded_scenes():
+    scenes = {scene for scene, found in report.by_scene(report.read_records()).items() if len(found) > 1}
+    scenes |= {record["scene"] for records in report.read_measurements().values() for record in records}
+    assert all(time_plots.describe_scene(scene) != scene for scene in scenes)
