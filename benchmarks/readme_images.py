@@ -1,10 +1,10 @@
 """Creates the images of README.md: `python -m benchmarks.readme_images --scene SCENE`.
 
 Writes ``docs/training.webp``, the views of a moving camera while a scene is trained, and ``docs/viewer.jpg``, the
-viewer with the trained model. The camera moves past some of the photographs, and looks at the point that all
-photographs look at. ``--models`` also writes ``docs/scenes.jpg``, four models, ``docs/orbit.webp``, an orbit around
-one of them, and ``docs/knot.jpg``, the image of the quick start. With ``--run RUN``, a run on the same photographs, in
-place of ``--scene``, nothing is trained, and ``docs/training.webp`` is not written.
+viewer with the trained model. The camera moves past some of the photographs, and looks at a point a little above the
+one that all photographs look at. ``--models`` also writes ``docs/scenes.jpg``, four models, ``docs/orbit.webp``, an
+orbit around one of them, and ``docs/knot.jpg``, the image of the quick start. With ``--run RUN``, a run on the same
+photographs, in place of ``--scene``, nothing is trained, and ``docs/training.webp`` is not written.
 """
 
 import argparse
@@ -37,23 +37,27 @@ FRAMES = 48
 WIDTH, HEIGHT = 640, 426
 """Number and size of the frames of the animated image."""
 
-QUALITY = 55
+QUALITY = 60
 """Quality of animated WebP, which is a fifth of the size of a GIF, and is not limited to a palette."""
 
-MODELS_SHOWN = {"luma-seal.splat": 0.0, "kettle.spz": 0.5, "playbot_3.from_sog.ply": 0.0}
-"""Models in the image of scenes, and the fraction of a turn from which each is shown."""
+MODELS_SHOWN = {"luma-seal.splat": (0.0, 0.93), "kettle.spz": (0.5, 0.82), "playbot_3.from_sog.ply": (0.0, 0.93)}
+"""Models in the image of scenes, the fraction of a turn from which each is shown, and its size relative to the largest
+that fits."""
 
-BANANA = "DSC_0438"
-"""Photograph from whose camera the run is shown in the image of scenes."""
+BANANA, BANANA_VIEWER = "DSC_0438", "DSC_0437"
+"""Photographs from whose cameras the run is shown in the image of scenes, and in the viewer."""
 
-VIEWS = ("DSC_0424", "DSC_0425", "DSC_0426", "DSC_0427", "DSC_0437", "DSC_0438")
+VIEWS = ("DSC_0425", "DSC_0426", "DSC_0436", "DSC_0437", "DSC_0438")
 """Photographs of `banana` along which the camera moves, on the side with most photographs."""
 
-CROP, CROP_VIEWER, CROP_SCENES = 0.85, 0.74, 0.9
-"""Fields of view relative to that of the photographs, whose corners have few sparse points."""
+LIFT = 0.03
+"""How far the camera looks above the point that all photographs look at, as a fraction of its distance."""
 
-MARGIN = 0.93
-"""Size of models in the image of scenes, relative to the largest that fits."""
+FRAME_TIME, LAST_TIME = 80, 1600
+"""Milliseconds of each frame, and of the last one of the training, which shows the result."""
+
+CROP, CROP_VIEWER, CROP_SCENES = 0.95, 0.9, 0.9
+"""Fields of view relative to that of the photographs, whose corners have few sparse points."""
 
 PAGE = (1280, 800)
 """Size of the page with the viewer."""
@@ -62,11 +66,11 @@ PAGE = (1280, 800)
 def train(capture: Capture, steps: int, cameras: Tensor, K: Tensor) -> tuple[Gaussians, list[Tensor]]:
     """Trains on a scene. Returns the Gaussians, and images [h, w, 3] of successive steps from the cameras [F, 4, 4].
 
-    Intervals between these steps grow, as a model changes most at first.
+    Intervals between these steps grow, as a model changes most at first; the last image shows the trained model.
     """
     config = preset(steps=steps)
     trainer = Trainer(initial_gaussians(config, capture), capture.train, config)
-    moments = (np.linspace(0, 1, len(cameras)) ** 3 * steps).round()
+    moments = (np.linspace(0, 1, len(cameras)) ** 2.5 * steps).round()
     images = []
     for moment, viewmat in zip(moments, cameras):
         while trainer.step < moment:
@@ -80,13 +84,16 @@ def path(cameras: Sequence[Camera], views: Sequence[str], target: Sequence[float
     """Returns the cameras of a closed path past the photographs with these names, [F, 4, 4]."""
     along = path_along([choose_camera(cameras, view) for view in views], FRAMES)
     eyes = -(along[:, :3, :3].mT @ along[:, :3, 3:]).squeeze(-1)
-    return torch.stack([look_at(eye, target, up) for eye in eyes.tolist()])
+    center, upward = np.array(target), np.array(up) / np.linalg.norm(up)
+    raised = [center + LIFT * np.linalg.norm(eye - center) * upward for eye in eyes.numpy()]
+    return torch.stack([look_at(eye, point.tolist(), up) for eye, point in zip(eyes.tolist(), raised, strict=True)])
 
 
-def write_animation(path: Path, images: Sequence[Tensor], milliseconds: int) -> None:
-    """Writes images [h, w, 3] as an animated WebP that repeats."""
+def write_animation(path: Path, images: Sequence[Tensor], last: int = FRAME_TIME) -> None:
+    """Writes images [h, w, 3] as an animated WebP that repeats, and shows the last one for `last` milliseconds."""
     first, *others = (Image.fromarray(to_bytes(image).numpy()) for image in images)
-    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=QUALITY, method=6)
+    durations = [*(FRAME_TIME for _ in others), last]
+    first.save(path, save_all=True, append_images=others, duration=durations, loop=0, quality=QUALITY, method=6)
 
 
 def model_cameras(gaussians: Gaussians, turns: Sequence[float]) -> list[Camera]:
@@ -110,18 +117,18 @@ def write_models(banana: Image.Image) -> None:
     """Writes the image of four scenes, the first of which is `banana`, and the orbit around the seal."""
     sheet = Image.new("RGB", (2 * 640, 2 * 480))
     sheet.paste(banana, (0, 0))
-    for place, (name, turn) in zip(((640, 0), (0, 480), (640, 480)), MODELS_SHOWN.items(), strict=True):
+    for place, (name, (turn, size)) in zip(((640, 0), (0, 480), (640, 480)), MODELS_SHOWN.items(), strict=True):
         gaussians = open_model(MODELS / name)
         with torch.no_grad():
             (camera,) = model_cameras(gaussians, [turn])
-            zoom = torch.tensor([MARGIN, MARGIN, 1.0])[:, None]  # of the focal lengths; the center stays
+            zoom = torch.tensor([size, size, 1.0])[:, None]  # of the focal lengths; the center stays
             K = torch.cat([zoom * camera.K[:, :2], camera.K[:, 2:]], 1)
             image = render(gaussians, dataclasses.replace(camera, K=K))
         sheet.paste(Image.fromarray(to_bytes(image).numpy()), place)
     sheet.save(DOCS / "scenes.jpg", quality=88)
     seal = open_model(MODELS / "luma-seal.splat")
     cameras = model_cameras(seal, [i / FRAMES for i in range(FRAMES)])
-    write_animation(DOCS / "orbit.webp", list(render_frames(seal, cameras)), 80)
+    write_animation(DOCS / "orbit.webp", list(render_frames(seal, cameras)))
     write_quick_start()
 
 
@@ -135,9 +142,9 @@ def write_quick_start() -> None:
             image.resize((480, 360), Image.Resampling.LANCZOS).save(DOCS / "knot.jpg", quality=88)
 
 
-def viewer_image(model: ViewedModel, view: str) -> Image.Image:
-    """Returns a screenshot of the viewer in a web browser, from the position of the photograph with this name."""
-    eye = choose_camera(model.cameras, view).position.tolist()
+def viewer_image(model: ViewedModel) -> Image.Image:
+    """Returns a screenshot of the viewer in a web browser, from the position of a photograph."""
+    eye = choose_camera(model.cameras, BANANA_VIEWER).position.tolist()
     model = dataclasses.replace(model, eye=eye, fov=CROP_VIEWER * model.fov)
     viewer = Viewer([model], port=18080, open_model=lambda path, warn: model)
     model.warm_up()
@@ -153,7 +160,7 @@ def main() -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--scene", type=Path, help="folder of photographs with cameras")
     source.add_argument("--run", type=Path, help="run whose model the viewer shows")
-    parser.add_argument("--downscale", type=int, default=2, help="factor by which photographs are made smaller")
+    parser.add_argument("--downscale", type=int, default=1, help="factor by which photographs are made smaller")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--views", nargs="+", default=VIEWS, help="photographs along which the camera moves")
     parser.add_argument("--models", action="store_true", help="write the pictures of several models, too")
@@ -161,7 +168,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.run is not None:
         model = open_viewed(options.run, torch.device("cpu"), warn=print)
-        viewer_image(model, options.views[-1]).save(DOCS / "viewer.jpg", quality=90)
+        viewer_image(model).save(DOCS / "viewer.jpg", quality=90)
         if options.models:
             write_models(photographed(model.gaussians, model.cameras))
         return
@@ -171,14 +178,12 @@ def main() -> None:
     viewmats = path(cameras, options.views, framing["target"], framing["up"])
     K = intrinsics(WIDTH, HEIGHT, CROP * framing["fov"])
     gaussians, images = train(capture, options.steps, viewmats, K)
-    write_animation(DOCS / "training.webp", images, 80)
+    write_animation(DOCS / "training.webp", images, LAST_TIME)
     if options.out is not None:
         write_ply(options.out, gaussians)
     if options.models:
         write_models(photographed(gaussians, cameras))
-    viewer_image(frame_model("banana", Renderer(gaussians), cameras), options.views[-1]).save(
-        DOCS / "viewer.jpg", quality=90
-    )
+    viewer_image(frame_model("banana", Renderer(gaussians), cameras)).save(DOCS / "viewer.jpg", quality=90)
 
 
 if __name__ == "__main__":

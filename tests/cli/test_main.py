@@ -39,7 +39,7 @@ INVALID = [
     (["doctor", "--frobnicate"], "--frobnicate"),
     (["render", "{model}"], "--out"),
     (["render", "{model}", "--out", "a.bmp"], r"\.png or \.jpg"),
-    (["render", "missing.ply", "--out", "a.png"], "missing.ply: No such file"),
+    (["render", "missing.ply", "--out", "a.png"], "missing.ply: no such file or folder"),
     (["render", ".", "--out", "a.png"], r"\.: the folder has neither meta\.json"),
     (["render", "a.ksplat", "--out", "a.png"], r"a\.ksplat: expected a header of 4,096 bytes"),
     (["render", "unknown.bin", "--out", "a.png"], "unknown model format"),
@@ -47,7 +47,7 @@ INVALID = [
     (["convert", "{model}", "a.obj"], "or pass --format"),
     (["convert", "{model}", "a.ksplat"], "not implemented"),
     (["convert", "{model}", "a.bin", "--format", "obj"], "--format"),
-    (["convert", "missing.ply", "a.splat"], "missing.ply: No such file"),
+    (["convert", "missing.ply", "a.splat"], "missing.ply: no such file or folder"),
     (["convert", "{model}", "text.ply/a.ply"], "text.ply"),
     (["info", "text.ply"], "not a PLY"),
     (["info", "{model}", "--frobnicate"], "--frobnicate"),
@@ -242,7 +242,24 @@ def test_messages_are_bounded(words, model, capsys):
 
 def test_messages_have_no_control_characters(tmp_path, capsys):
     assert cli.main(["info", str(tmp_path / "a\x1b[31m\nb\u202e.ply")]) == 2
-    assert capsys.readouterr().err.endswith("a\\x1b[31m b\\u202e.ply: No such file or directory\n")
+    assert capsys.readouterr().err.endswith("a\\x1b[31m b\\u202e.ply: no such file or folder\n")
+
+
+@pytest.mark.parametrize("words", [["info", "{}"], ["view", "{model}", "{}"], ["export", "{}", "--out", "a.ply"]])
+def test_missing_models_are_reported_with_a_similar_name(words, model, capsys):
+    missing = model.parent / "modle.ply"
+    assert cli.main([word.format(missing, model=model) for word in words]) == 2
+    hint = "(did you mean model.ply instead of modle.ply?)"
+    assert capsys.readouterr().err == f"tsplat: error: {missing}: no such file or folder {hint}\n"
+
+
+@pytest.mark.slow
+def test_missing_models_are_reported_without_pytorch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise AssertionError")
+    code = "import sys; from tsplat_command import main; sys.argv[1:] = ['view', 'a.ply']; sys.exit(main())"
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    found = subprocess.run([sys.executable, "-c", code], env=paths, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (2, "tsplat: error: a.ply: no such file or folder\n")
 
 
 @pytest.mark.parametrize("words", [["info", ""], ["convert", "a.ply", ""], ["report", ""], ["demo", "--out", ""]])
@@ -390,7 +407,7 @@ def test_python_m_tsplat_runs_the_command():
     command = [sys.executable, "-m", "tsplat", "render", "missing.ply", "--out", "a.png"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == "tsplat: error: missing.ply: No such file or directory\n"
+    assert found.stderr == "tsplat: error: missing.ply: no such file or folder\n"
 
 
 @pytest.mark.slow
@@ -420,7 +437,7 @@ def test_ctrl_c_outside_training_prints_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("signum", "message"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")]
 )
-@pytest.mark.parametrize("words", [["view", "model.ply"], ["train", "scene", "--out", "run"]])
+@pytest.mark.parametrize("words", [["view", str(ROOT / "README.md")], ["train", "scene", "--out", "run"]])
 def test_signals_end_imports_with_one_line(words, signum, message, tmp_path):
     (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time; time.sleep(60)")
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"

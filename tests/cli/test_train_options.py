@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 
 import pytest
@@ -13,7 +14,7 @@ from tsplat.cli.train_options import COMMON, CPU_STEPS, _run_parser, note_steps,
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import RunConfig, ViewOptions, preset
 from tsplat.training.configuration import FROZEN_NAMES, from_json, to_json
-from tsplat.training.presets import PRESETS, scale_schedule
+from tsplat.training.presets import PRESETS, for_surfels, scale_schedule
 
 
 def test_options_change_the_preset_or_the_configuration_file(tmp_path):
@@ -44,7 +45,7 @@ def test_runs_without_a_gpu_have_fewer_steps_and_a_note(monkeypatch, tmp_path):
     on_cpu = [*words, "--device=cpu"]
     assert parse(on_cpu).settings.steps == CPU_STEPS
     assert note_steps(on_cpu) == (
-        "note: without a GPU, training takes 1,500 steps; to train longer, use --steps 7000 or --minutes M"
+        "note: 1,500 steps are the default without a GPU; for a better model, use --steps 7000 or --minutes M"
     )
     (tmp_path / "config.json").write_text(json.dumps(to_json(preset(steps=9))))
     for other in (["--steps", "1500"], ["--minutes", "1"], ["--config", str(tmp_path / "config.json")]):
@@ -88,6 +89,28 @@ def test_help_shows_the_most_used_options(capsys):
     printed = capsys.readouterr().out
     assert {*re.findall(r"^  (--[\w.-]+)", printed, re.M)} == {*COMMON, "--help-all"}
     assert "options:" in printed and "strategy." not in printed.partition("options:")[2]
+
+
+@pytest.mark.parametrize("words", [[], ["--preset", "adaptive"], ["--preset", "fixed"], ["--primitive", "2dgs"]])
+def test_help_of_all_options_is_that_of_the_parser(words, capsys):
+    name = words[1] if words[:1] == ["--preset"] else "standard"
+    base = preset(name, RunConfig.steps)
+    expected = _run_parser(for_surfels(base) if "2dgs" in words else base, name).format_help()
+    with pytest.raises(SystemExit, match="0"):
+        parse([*words, "--help-all"])
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.slow
+def test_help_of_all_options_starts_without_pytorch():
+    code = """
+import sys
+sys.modules["torch"] = None  # importing it raises
+from tsplat.cli.train_options import parse
+parse(["--help-all"])
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 1 and "--adam-moments" in found.stdout and "--strategy." not in found.stdout
 
 
 def test_help_names_arguments_and_what_is_required(capsys):

@@ -49,10 +49,11 @@ def psnr(one, other):
 
 
 def rendered(model, width, height):
-    """What tsplat renders in a window [h, w, 3] uint8: all of the first view, but at most a right angle."""
+    """What tsplat renders in a window [h, w, 3] uint8: all of the first view or its core, but at most a right angle."""
     gaussians = open_model(model)
     start = first_view(gaussians, find_cameras(model))
-    focal = max(min(width / start.slopes[0], height / start.slopes[1]), max(width, height)) / 2
+    contained, covering = sorted((width / start.slopes[0], height / start.slopes[1]))
+    focal = max(min(contained / start.core, covering), max(width, height)) / 2
     K = torch.tensor([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]])
     camera = Camera(look_at(start.eye, start.target, start.up), K, width, height)
     (frame,) = render_frames(gaussians, [camera], background=find_background(model) or (0.0, 0.0, 0.0))
@@ -145,6 +146,15 @@ def test_page_of_a_run_is_like_the_photograph_of_its_first_view(scene, suffix, r
         shown = page.screenshot()
     shown, target = (np.array(Image.fromarray(image).resize((50, 50))) for image in (shown, target))
     assert psnr(shown, target) > max(15, psnr(shown[::-1], target) + 3)
+
+
+@pytest.mark.skipif(not SCENES.is_dir(), reason="needs the test scenes")
+@pytest.mark.parametrize("size", [(300, 600), (900, 300)])
+def test_page_of_a_run_shows_the_core_of_the_photograph_in_a_window_of_another_shape(size, runs, tmp_path):
+    run, path = runs("banana"), tmp_path / "scene.html"
+    export_page(run, path, warn=pytest.fail)
+    with open_page(path.as_uri(), *size) as page:
+        check(page, path, rendered(run, *size))
 
 
 def test_page_on_a_phone(tmp_path):

@@ -55,6 +55,20 @@ def test_fisheye_view_is_shown_as_a_pinhole_of_bounded_angle():
     assert first_view(GAUSSIANS, [wide, *dome()]).slopes == pytest.approx((1.2, 0.9))
 
 
+@pytest.mark.parametrize(
+    ("size", "slopes"),
+    [
+        ((80, 60), (SLOPE * 40 / 30, SLOPE)),
+        ((40, 60), (0.7 * SLOPE * 40 / 30, 0.7 * SLOPE * 40 / 30 * 60 / 40)),
+        ((60, 50), (SLOPE * 60 / 50, SLOPE)),  # as much of the photograph as fills the window
+        ((300, 60), (1.0, 60 / 300)),  # a right angle
+    ],
+)
+def test_windows_show_the_core_of_a_photograph(size, slopes):
+    camera = first_view(GAUSSIANS, dome()).camera(*size)
+    assert (size[0] / 2 / float(camera.K[0, 0]), size[1] / 2 / float(camera.K[1, 1])) == pytest.approx(slopes)
+
+
 def test_model_without_cameras_is_shown_as_a_whole():
     start = first_view(GAUSSIANS)
     assert list(start.up) == [0, -1, 0]
@@ -64,6 +78,8 @@ def test_model_without_cameras_is_shown_as_a_whole():
     assert float((x / z).abs().max()) < start.slopes[0]
     assert float((y / z).abs().max()) < start.slopes[1]
     assert list(first_view(GAUSSIANS, up=(0, 0, 1)).up) == [0, 0, 1]
+    narrow = start.camera(20, 60)
+    assert 10 / float(narrow.K[0, 0]) == pytest.approx(min(start.slopes[0], 20 / 60))
 
 
 @pytest.mark.parametrize("up", [(0, 0, 0), (0, math.nan, 1), (math.inf, 0, 0)])

@@ -17,6 +17,7 @@ from ..support.files import describe_os_error
 from ..support.interruption import Interrupted, exit_on_signals
 from ..support.output import WarningsOnly, protect_output
 from ..support.reading import protect_inputs
+from .argument_types import raise_if_missing
 from .parser import build_parser
 
 __all__ = ["main"]
@@ -69,6 +70,8 @@ def main(argv: list[str] | None = None) -> int:
         if rest and not getattr(arguments, "takes_options", False):
             command = parser.commands[arguments.command]
             command.commands.get(subcommand, command).error(f"unrecognized arguments: {' '.join(rest)}")
+        for model in getattr(arguments, "models", [getattr(arguments, "model", Path())]):
+            raise_if_missing(model)  # before PyTorch is imported
         command_name = f"{arguments.command} {subcommand}".strip()
         no_context = contextlib.nullcontext()
         protected = protect_inputs() if command_name in WRITE_ELSEWHERE else no_context

@@ -1,13 +1,17 @@
 """Argument types: parsers of paths and numbers, and common keyword arguments of `add_argument`."""
 
 import argparse
+import contextlib
+import errno
 import math
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..scene.option_types import Box
 from ..support.files import raise_if_special
+from ..support.suggestions import suggest
 
 SIZE_MAX = 16384
 
@@ -24,6 +28,15 @@ def model_path(text: str) -> Path:
     model = path(text)
     raise_if_special(model)
     return model
+
+
+def raise_if_missing(model: Path) -> None:
+    """Raises FileNotFoundError if there is no such file or folder, and suggests a similar name in its folder."""
+    if not os.path.lexists(model):
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = os.listdir(model.parent)
+        raise FileNotFoundError(errno.ENOENT, f"no such file or folder{suggest([model.name], names)}", str(model))
 
 
 def number(text: str) -> float:

@@ -68,7 +68,6 @@ def train(arguments: Namespace) -> int:
     status = launch(arguments.command_line, options.ranks, options.gpus)
     if status is not None:
         return status
-    print_steps_note(rest)
     config = options.settings if options.minutes is None else lambda n: parse_options(n).settings
     train_blocks(
         arguments.plan,
@@ -78,6 +77,7 @@ def train(arguments: Namespace) -> int:
         stop_after=options.stop_after,
         scene=arguments.scene,
     )
+    print_steps_note(rest)
     return 0
 
 

@@ -90,7 +90,8 @@ def add_settings(
         if types[field.name] is bool:
             group, dot, last = option.removeprefix("--").rpartition(".")
             strings.append(f"--{group}{dot}no-{last}")
-        default = (defaults or {}).get(field.name, "none" if value in ("", None, ()) else value)
+        shown = f"{value:.6g}" if isinstance(value, float) else value
+        default = (defaults or {}).get(field.name, "none" if value in ("", None, ()) else shown)
         repeatable = "repeatable; " if keywords.get("action") == "append" else ""
         description = f"{descriptions.get(field.name, '')} ({repeatable}default: {default})"
         keywords["help"] = description.strip().replace("%", "%%")

@@ -32,8 +32,8 @@ def train(arguments: Namespace) -> int:
     else:
         config = options.settings if options.minutes is None else lambda n: parse(arguments.rest, n).settings
         with result_only(arguments, options.json):
-            print_steps_note(arguments.rest)
             metrics = run_train(config, options.out, **options_of(options, "minutes", "stop_after", "view"))
+            print_steps_note(arguments.rest)
     if not options.json:
         print_next("view", options.out if options.resume is None else options.resume)
     elif is_main_rank():

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..training.configuration import FROZEN_NAMES, DeviceType, RunConfig, read_config
 from ..training.presets import DEFAULT_PRESET, INIT_PRESET, PRESETS, for_surfels, preset, preset_settings
@@ -49,8 +49,8 @@ def note_steps(arguments: Sequence[str]) -> str | None:
     if any(value is not None for value in options) or default_steps(known.device) != CPU_STEPS:
         return None
     return (
-        f"note: without a GPU, training takes {CPU_STEPS:,} steps; to train longer, use --steps {RunConfig.steps} or "
-        "--minutes M"
+        f"note: {CPU_STEPS:,} steps are the default without a GPU; for a better model, use --steps {RunConfig.steps} "
+        "or --minutes M"
     )
 
 
@@ -72,17 +72,33 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> argparse.
     if known.steps is not None:
         given = int(known.steps) if known.steps.isdecimal() and 0 < int(known.steps) < 10**9 else 1  # reported below
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
-    if known.config is None and "--help-all" not in options and not any("." in option for option in options):
+    if known.config is None and "--help-all" in options:
+        _print_all_options(known, given or RunConfig.steps)
+    if known.config is None and not any("." in option for option in options):
         # Prints help and reports mistakes before PyTorch is imported. Only the options of strategies need it.
         _parse_run(words, known, preset_settings(known.preset, given or RunConfig.steps))
     steps = given or steps_given or default_steps(known.device)
     return _parse_run(words, known, read_config(known.config) if known.config else preset(known.preset, steps))
 
 
+def _print_all_options(known: argparse.Namespace, steps: int) -> NoReturn:
+    """Prints the help of all options and exits. Those of the strategy follow after PyTorch is imported."""
+    base = _with_primitive(preset_settings(known.preset, steps), known)
+    first = _run_parser(base, known.preset).format_help()
+    print(first, end="", flush=True)
+    base = _with_primitive(preset(known.preset, steps), known)
+    print(_run_parser(base, known.preset).format_help().removeprefix(first), end="")
+    raise SystemExit(0)
+
+
+def _with_primitive(base: RunConfig, known: argparse.Namespace) -> RunConfig:
+    """Returns settings for 2D Gaussians if the arguments choose them and the settings do not."""
+    return for_surfels(base) if known.primitive == "2dgs" and base.primitive != "2dgs" else base
+
+
 def _parse_run(words: Sequence[str], known: argparse.Namespace, base: RunConfig) -> argparse.Namespace:
     """Parses the words of a new run, whose settings are those of `base` unless options change them."""
-    if known.primitive == "2dgs" and base.primitive != "2dgs":
-        base = for_surfels(base)
+    base = _with_primitive(base, known)
     parser = _run_parser(base, known.preset, is_from_file=known.config is not None)
     if base.strategy is None and (option := next((word for word in words if word.startswith("--strategy.")), None)):
         parser.error(f"{option}: the preset {known.preset} has no strategy; use another preset")

@@ -277,6 +277,7 @@ def _describe(start: StartView, gaussians: Gaussians, background: Color, name: s
         "scale": frame.scale,
         "floor": None if frame.floor is None else floor_address(frame.floor),
         "slopes": [float(slope) for slope in start.slopes],
+        "core": start.core,
         "antialiased": gaussians.antialiased,
         "filename": name,
     }

@@ -16,6 +16,9 @@ from .trajectories import choose_camera
 SIZE = (640, 480)
 """Image size in pixels for which a model without cameras is framed."""
 
+CORE = 0.7
+"""`StartView.core` of photographs, whose subject is rarely near an edge."""
+
 SLOPE_MAX = 1.2
 """Maximum slope of views whose camera is not a pinhole."""
 
@@ -29,16 +32,24 @@ class StartView:
         target: [3] point at the image center, world frame; the camera orbits around it.
         up: [3] world direction that points up, of any length.
         slopes: Half the width and half the height of the image at distance 1.
+        core: Fraction of the width and of the height that windows of all shapes show. Less than 1 fills more of a
+            narrow window, whose other part shows what is above and below the image.
     """
 
     eye: Sequence[float]
     target: Sequence[float]
     up: Sequence[float]
     slopes: Sequence[float]
+    core: float = 1.0
 
     def camera(self, width: int, height: int) -> Camera:
-        """Returns a camera whose image contains the view, as in a page's window; its field of view is at most 90°."""
-        focal = max(min(width / self.slopes[0], height / self.slopes[1]), width, height) / 2
+        """Returns a camera whose image shows the view, as a page's window does; its field of view is at most 90°.
+
+        The image contains the view, except that it shows at least `core` of it if it would also show more than the view
+        in the other dimension.
+        """
+        fewer, more = sorted((width / self.slopes[0], height / self.slopes[1]))  # pixels per unit of slope
+        focal = max(min(fewer / self.core, more), width, height) / 2
         fov = math.degrees(2 * math.atan(height / (2 * focal)))
         return Camera(look_at(self.eye, self.target, self.up), intrinsics(width, height, fov), width, height)
 
@@ -71,7 +82,7 @@ def first_view(
     # The target must be in front of the camera, at a distance.
     distance = max(float(offset @ forward), 0.1 * float(offset.norm())) or 1.0
     pivot = (camera.position + distance * forward).tolist()
-    return StartView(camera.position.tolist(), pivot, up, _slopes(camera))
+    return StartView(camera.position.tolist(), pivot, up, _slopes(camera), CORE)
 
 
 def check_up(up: Sequence[float] | None) -> None:

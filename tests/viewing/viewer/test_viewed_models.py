@@ -13,6 +13,7 @@ from tsplat import ArgumentError
 from tsplat.scene import look_at, write_ply
 from tsplat.support.files import write_json
 from tsplat.training import write_checkpoint
+from tsplat.viewing.start_views import CORE
 from tsplat.viewing.trajectories import describe_cameras
 from tsplat.viewing.viewer import open_viewed
 
@@ -74,10 +75,12 @@ def test_run_is_seen_from_its_cameras(tmp_path):
     assert model.fov == pytest.approx(math.degrees(2 * math.atan(first.height / (2 * first.K[1, 1]))), abs=1e-4)
     assert model.aspect == pytest.approx(first.width / first.height)
     assert torch.allclose(look_at(model.eye, model.target, model.up), first.viewmat, atol=1e-4)
-    # A narrower window shows all of it.
-    eye, fov = model.framing_for(first.width // 2, first.height)
-    assert eye == model.eye
-    assert math.tan(math.radians(fov) / 2) == pytest.approx(2 * math.tan(math.radians(model.fov) / 2), rel=1e-3)
+    # A narrower window shows seven tenths of its width or, if it is a little narrower, all of its height.
+    for width, wider in ((first.width // 2, 2 * CORE), (0.9 * first.width, 1)):
+        eye, fov = model.framing_for(width, first.height)
+        assert eye == model.eye
+        slope = wider * math.tan(math.radians(model.fov) / 2)
+        assert math.tan(math.radians(fov) / 2) == pytest.approx(slope, rel=1e-3)
 
 
 def test_capture_is_shown_by_its_points_with_its_photographs(tmp_path):

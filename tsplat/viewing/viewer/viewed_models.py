@@ -21,7 +21,7 @@ from ...scene.formats.checkpoints import is_run, open_model
 from ...scene.gaussians import Gaussians, drop_invalid
 from ...scene.option_types import Color, Corner
 from ..run_cameras import FOV, find_background, find_cameras
-from ..start_views import SIZE, StartView, check_up, first_view
+from ..start_views import CORE, SIZE, StartView, check_up, first_view
 from ..trajectories import cameras_of_views
 from .renderer import Pose, Renderer, Settings
 
@@ -74,13 +74,15 @@ class ViewedModel:
         """Returns the camera position and the vertical field of view in degrees of the start view for an image size.
 
         If the image is narrower than the start view, the position is farther away, so that the model is not cut off.
-        For a model with cameras, the position stays that of a photograph, and the field of view is wider.
+        For a model with cameras, the position stays that of a photograph, and the field of view is wider, so that the
+        image shows the fraction :data:`CORE` of the photograph's width.
         """
         narrower = self.aspect * max(height, 1) / max(width, 1)
         if narrower <= 1:
             return self.eye, self.fov
         if self.cameras:
-            return self.eye, math.degrees(2 * math.atan(narrower * math.tan(math.radians(self.fov) / 2)))
+            slope = max(CORE * narrower, 1.0) * math.tan(math.radians(self.fov) / 2)
+            return self.eye, math.degrees(2 * math.atan(slope))
         return [b + narrower * (a - b) for a, b in zip(self.eye, self.target, strict=True)], self.fov
 
     def find_view(self, name: str, show_message: Callable[[str], object]) -> View | None:
