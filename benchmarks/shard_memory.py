@@ -35,6 +35,8 @@ N_VIEWS = 4
 OUTSIDE = 4.0
 """Distance of cameras that see the whole cube from its center."""
 BLOCK = 2**16
+WARM_UP = 20_000
+"""Number of Gaussians of a run that loads modules and kernels: large enough for each rank to select Gaussians."""
 
 
 def memory(field: str) -> int:
@@ -153,7 +155,7 @@ def measure(rank: int, world_size: int, n: int, name: str, changes: dict[str, An
         dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
     ranks = RankGroup(dist.group.WORLD if world_size > 1 else None)
     seen = views(whole)
-    run(ranks, 1000, settings(name, 1000, **changes), seen, Path(folder, "warm_up"))  # loads modules and kernels
+    run(ranks, WARM_UP, settings(name, WARM_UP, **changes), seen, Path(folder, "warm_up"))  # loads modules and kernels
     n, found = run(ranks, n, settings(name, n, **changes), seen, Path(folder, "checkpoints"))
     results = ranks.all_gather_object(found)
     for phase in found if ranks.is_main else ():

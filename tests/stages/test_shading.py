@@ -1,5 +1,8 @@
 """spherical_harmonics: colors and gradients against the reference."""
 
+import dataclasses
+import functools
+
 import pytest
 import torch
 
@@ -7,8 +10,11 @@ import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact, assert_run_exact
+from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import reference
 from tsplat.data import ProjectedGaussians
+from tsplat.rendering import render
+from tsplat.runtime.autograd import let_gradient_overwrite
 from tsplat.stages import shading
 
 
@@ -180,3 +186,29 @@ def test_gradient_of_one_input_does_not_depend_on_what_else_has_one(backend, nam
         image, _, _ = tsplat.rasterization(**scene | leaves, backend=backend)
         found.append(torch.autograd.grad(image, leaves[name], scenes.random_like((image,), 0))[0])
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("degree", "refills"), [(0, False), (1, True), (3, False), (3, True)])
+def test_gradients_may_overwrite_higher_coefficients(backend, degree, refills):
+    """As for copies of coefficients in training. Replays do not overwrite them."""
+    gaussians = make_gaussians(50, sh_degree=3)
+    generator = torch.Generator().manual_seed(1)
+    gaussians = dataclasses.replace(gaussians, shN=torch.randn(gaussians.shN.shape, generator=generator))
+    camera = make_views(gaussians, 1)[0].camera
+    found = []
+    for i, overwrites in enumerate((True, False, True, True)):  # the last two are replayed, unless by PyTorch
+        copy = gaussians.map(lambda tensor: tensor.clone().requires_grad_())
+        if overwrites:
+            refill = functools.partial(copy.shN.detach().copy_, gaussians.shN) if refills else None
+            let_gradient_overwrite(copy.shN, refill)
+        image = render(copy, camera, sh_degree=degree, backend=backend)
+        assert (copy.shN.untyped_storage().nbytes() == 0) == (refills and overwrites and (i == 0 or backend == "torch"))
+        image.square().mean().backward()
+        shares = copy.shN.grad.data_ptr() == copy.shN.data_ptr()
+        assert shares or torch.equal(copy.shN, gaussians.shN)
+        found.append((shares, [tensor.grad for tensor in copy.tensors().values()]))
+    assert [shares for shares, _ in found[:2]] == [True, False]
+    for _, gradients in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(gradients, found[0][1], strict=True))
+    assert (found[0][1][-1] != 0).any((0, 2)).tolist() == [k < (degree + 1) ** 2 for k in range(1, 16)]

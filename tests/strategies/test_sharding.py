@@ -1,18 +1,21 @@
 """Refinement on shards gives what a single process gives, and no rank has a tensor with a row per Gaussian."""
 
 import functools
+import threading
 
 import pytest
 import torch
 
-from tests.support.allocations import RowLimit
+from tests.strategies.test_rows import same, values
+from tests.support.allocations import FailingAllocation, RowLimit
 from tests.support.slow import slow_after
 from tests.support.strategy_models import check_moments, make_info, make_model
 from tests.support.thread_ranks import on_ranks
-from tsplat import ArgumentError
+from tsplat import ArgumentError, PeerError
 from tsplat.runtime.process_group import RankGroup
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy, sharding
-from tsplat.strategies.sharding import Shard, select_smallest
+from tsplat.strategies.operations import duplicate
+from tsplat.strategies.sharding import RowOrder, Shard, reshard, select_smallest
 
 SCHEDULE = dict(refine_start_iter=0, refine_every=2, refine_stop_iter=100)
 STRATEGIES = {
@@ -100,6 +103,40 @@ def test_all_ranks_raise_what_is_wrong_on_one(kind):
         return True
 
     assert on_ranks(3, attempt) == [True] * 3
+
+
+def resharded(ranks, k=None):
+    """Duplicates other numbers of rows on each rank, and reshards them; the k-th allocation of rank 1 fails.
+
+    Returns the rows before and after, by name, the number of allocations, and the error.
+    """
+    params, optimizers = model_of_rows(40, ranks.shard_rows(40))
+    state = {"count": torch.arange(40.0)[ranks.shard_rows(40)]}
+    order = RowOrder(len(params["means"]), torch.device("cpu"))
+    mask = torch.arange(len(params["means"])) % 5 < (3, 0, 1)[ranks.rank]
+    duplicate(params, optimizers, state, mask, order)
+    before, error, told, gather = values(params, optimizers, state), None, [], ranks.all_gather_object
+    ranks.all_gather_object = lambda value: told.append(value) or gather(value)
+    with FailingAllocation(k if ranks.rank == 1 else None) as failing:
+        try:
+            reshard(params, optimizers, state, order, ranks)
+        except (torch.OutOfMemoryError, PeerError, threading.BrokenBarrierError) as raised:
+            error = raised
+            if ranks.rank == 1 and not any(value is True for value in told):
+                ranks._barrier.abort()  # the others wait
+    return before, values(params, optimizers, state), failing.n, error
+
+
+def test_resharding_changes_all_ranks_or_none_if_memory_runs_out():
+    done = on_ranks(3, resharded)
+    assert all(error is None for *_, error in done)
+    n, errors = done[1][2], set()
+    assert n > 10
+    for k in range(1, n + 1):
+        for rank, (before, after, _, error) in enumerate(on_ranks(3, functools.partial(resharded, k=k))):
+            assert same(before, after), (k, rank)
+            errors.add((rank == 1, type(error)))
+    assert errors == {(True, torch.OutOfMemoryError), (False, PeerError), (False, threading.BrokenBarrierError)}
 
 
 def select_rows(keys, sizes, room, ranks):

@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tsplat.runtime.process_group import RankGroup
 
@@ -29,11 +30,15 @@ class ThreadRanks(RankGroup):
     def all_reduce(self, tensor):
         return self.all_gather_stacked(tensor).sum(0)
 
-    def all_to_all(self, rows, counts, received_counts):
+    def all_to_all(self, rows, counts, received_counts, out=None):
         assert sum(counts) == len(rows)
-        received = [sent[self.rank] for sent in self.all_gather_object(rows.split(counts))]
-        assert [len(rows) for rows in received] == received_counts
-        return torch.cat(received)
+        with _disable_current_modes():  # process groups use memory of their own
+            received = [sent[self.rank] for sent in self.all_gather_object(rows.clone().split(counts))]
+            assert [len(rows) for rows in received] == received_counts
+            if out is None:
+                return torch.cat(received)
+            assert out.is_contiguous()
+            return out.copy_(torch.cat(received))
 
 
 def on_ranks(world_size, function):

@@ -1,15 +1,17 @@
 """Training on the Gaussians that a view may show: the same bits as with all of them."""
 
 import dataclasses
+import pickle
 
 import pytest
 import torch
 
 from tests.support.slow import slow_after
 from tests.support.training_scenes import APART, PLACES, make_places
+from tsplat.runtime import spare_rows
 from tsplat.scene import look_at
 from tsplat.strategies import LongAxisStrategy, MCMCStrategy
-from tsplat.training import Config, Trainer, selection, view_gradients, view_passes
+from tsplat.training import Config, Trainer, evaluate, evaluation, selection, view_gradients, view_passes
 from tsplat.training.view_gradients import ViewGradients
 
 pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("frozen_objects")]
@@ -189,3 +191,34 @@ def test_selections_of_several_sizes_take_no_more_memory_than_all_rows(places, m
     assert len(kept[1e9]) == 2 and len(kept[0.0]) == 1
     state = sum(tensor.nbytes for tensor in trainer._parameters.params.values())
     assert len(kept[default]) == 1 or sum(kept[default]) <= default * state
+
+
+def test_evaluation_with_what_views_show_gives_the_same_images(places, monkeypatch):
+    gaussians, views = places
+    numbers, render = [], evaluation.render_views
+
+    def noted(gaussians, *arguments, **options):
+        numbers.append(len(gaussians))
+        return render(gaussians, *arguments, **options)
+
+    monkeypatch.setattr(evaluation, "render_views", noted)
+    found = evaluate(gaussians, views, backend="triton", warm_up=True)
+    assert max(numbers) < len(gaussians) / 2
+    numbers.clear()
+    monkeypatch.setattr(evaluation, "shown_by", lambda gaussians, _: gaussians)
+    expected = evaluate(gaussians, views, backend="triton")
+    assert set(numbers) == {len(gaussians)}
+    assert all(torch.equal(one.image, other.image) for one, other in zip(found, expected, strict=True))
+    assert found.psnr == expected.psnr
+
+
+def test_refinements_in_place_give_the_same_bits(places, monkeypatch):
+    expected = states(Trainer(*places, CONFIG), CONFIG.steps)
+    monkeypatch.setattr(spare_rows, "_takes_only_addresses", lambda rows: True)
+    trainer = Trainer(*places, CONFIG)
+    address = trainer.gaussians.shN.data_ptr()
+    assert_same(states(trainer, CONFIG.steps), expected)
+    assert trainer.gaussians.shN.data_ptr() == address and len(trainer.gaussians) > len(places[0])
+    copied = pickle.loads(pickle.dumps(trainer))
+    assert copied.gaussians.shN.untyped_storage().nbytes() == copied.gaussians.shN.nbytes
+    assert all(torch.equal(one, other) for one, other in zip(copied.state()[0].values(), trainer.state()[0].values()))

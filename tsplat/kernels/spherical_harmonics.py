@@ -347,6 +347,7 @@ def spherical_harmonics_bwd(
     degree: int,
     needs_centers: bool,
     v_means_before: Tensor | None = None,
+    v_higher: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Coefficients]:
     """Computes the gradients of means, centers (None if not needed) and coefficients.
 
@@ -354,6 +355,8 @@ def spherical_harmonics_bwd(
         row_of: [B, C, N], packed row of each entry, or -1; None if not packed.
         clamped: As returned by :func:`spherical_harmonics_fwd`.
         v_means_before: Gradients of means to which those of colors are added; or None.
+        v_higher: Contiguous memory for the gradients of ``coeffs.higher``, in the dtype of means; or None. It may be
+            ``coeffs.higher`` itself: a program reads all coefficients of its Gaussians before it writes gradients.
     """
     n_gaussians, n_bases, (n_batches, n_cameras, _) = means.shape[-2], coeffs.n_bases, centers.shape
     n_images = n_batches * n_cameras
@@ -365,7 +368,11 @@ def spherical_harmonics_bwd(
     if coeffs.higher is None:
         v_coeffs = Coefficients(make(coeffs.first.shape))
     else:
-        v_coeffs = Coefficients(means.new_empty(coeffs.first.shape), make(coeffs.higher.shape))
+        if v_higher is None or v_higher.dtype != means.dtype:
+            v_higher = make(coeffs.higher.shape)
+        else:
+            v_higher[..., (degree + 1) ** 2 - 1 :, :] = 0
+        v_coeffs = Coefficients(means.new_empty(coeffs.first.shape), v_higher)
     block = block_size(means, BLOCK, CPU_LONG_BLOCK if needs_centers else CPU_BLOCK)  # v_centers depends on it
     blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None

@@ -94,6 +94,7 @@ def spherical_harmonics_bwd(
     degree: int,
     needs_centers: bool,
     v_means_before: Tensor | None = None,
+    v_higher: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Coefficients]:
     n_gaussians, (n_batches, n_cameras, _) = means.shape[-2], centers.shape
     n_dense = n_batches * n_cameras * n_gaussians
@@ -110,10 +111,13 @@ def spherical_harmonics_bwd(
     n_used = (degree + 1) ** 2
     v_bases = sum_by_id(v_coeffs, gaussians, n_batches * n_gaussians).view(*means.shape[:-1], n_used, 3)
     v_means = sum_by_id(v_means, gaussians, n_batches * n_gaussians).view(means.shape)
+    v_split = _split(torch.nn.functional.pad(v_bases, (0, 0, 0, coeffs.n_bases - n_used)), coeffs)
+    if v_higher is not None and v_split.higher is not None:
+        v_split = v_split._replace(higher=v_higher.copy_(v_split.higher))
     return (
         v_means if v_means_before is None else v_means_before + v_means,
         sum_by_id(v_centers, images, n_batches * n_cameras).view(centers.shape) if needs_centers else None,
-        _split(torch.nn.functional.pad(v_bases, (0, 0, 0, coeffs.n_bases - n_used)), coeffs),
+        v_split,
     )
 
 

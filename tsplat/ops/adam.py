@@ -14,6 +14,7 @@ from ..config import Backend
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from ..runtime.backend import launchers
 from ..runtime.compilation import plain_all
+from ..runtime.spare_rows import zeros_like_with_spare_rows
 from ..scalars import describe, equals
 
 UNSUPPORTED = {"weight_decay": 0, "amsgrad": False, "maximize": False}
@@ -146,7 +147,7 @@ class Adam(torch.optim.Adam):
             self.state[parameter] = state
             state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             for name in MOMENTS:
-                state[name] = torch.zeros_like(parameter, dtype=self.moments_dtype)
+                state[name] = zeros_like_with_spare_rows(parameter, self.moments_dtype)
         return state
 
     def _next_update(

@@ -65,6 +65,36 @@ class _NoSecondDerivative(torch.autograd.Function):
         )
 
 
+_MEMORY_OF_GRADIENT = "_memory_of_gradient"
+"""Attribute of tensors for :func:`let_gradient_overwrite`: the function `refill`, or None."""
+
+
+def let_gradient_overwrite(tensor: Tensor, refill: Callable[[], object] | None = None) -> None:
+    """Lets the only backward pass of a call write the gradient of an input to its memory, so that its values are lost.
+
+    If `refill` is given, the call may also release the memory after its forward pass. The backward pass allocates it
+    again, and calls `refill`, which must write the same values.
+    """
+    setattr(tensor, _MEMORY_OF_GRADIENT, refill)
+
+
+def release_until_backward(tensor: Tensor | None) -> None:
+    """Releases the memory of an input after the forward pass, if :func:`let_gradient_overwrite` permits it."""
+    if tensor is not None and getattr(tensor, _MEMORY_OF_GRADIENT, None) is not None:
+        tensor.untyped_storage().resize_(0)
+
+
+def memory_of_gradient(tensor: Tensor | None) -> Tensor | None:
+    """Returns an input, with its values, as memory for its gradient; None without :func:`let_gradient_overwrite`."""
+    if tensor is None or not hasattr(tensor, _MEMORY_OF_GRADIENT):
+        return None
+    refill = getattr(tensor, _MEMORY_OF_GRADIENT)
+    if refill is not None and not tensor.untyped_storage().nbytes():
+        tensor.untyped_storage().resize_(tensor.nbytes)
+        refill()
+    return tensor.detach()
+
+
 class _TakeRows(torch.autograd.Function):
     """Gathers rows of a tensor, and sums their gradients in a fixed order."""
 

@@ -92,11 +92,16 @@ class RankGroup:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def all_to_all(self, rows: Tensor, counts: list[int], received_counts: list[int]) -> Tensor:
-        """Sends the first ``counts[0]`` rows to rank 0, and so on. Returns the received rows in rank order."""
+    def all_to_all(
+        self, rows: Tensor, counts: list[int], received_counts: list[int], out: Tensor | None = None
+    ) -> Tensor:
+        """Sends the first ``counts[0]`` rows to rank 0, and so on. Returns the received rows in rank order.
+
+        They are in `out`, [sum of received_counts, ...], contiguous, if it is given.
+        """
         if self.world_size == 1:
-            return rows
-        received = rows.new_empty(sum(received_counts), *rows.shape[1:])
+            return rows if out is None else out.copy_(rows)
+        received = rows.new_empty(sum(received_counts), *rows.shape[1:]) if out is None else out
         dist.all_to_all_single(received, rows.contiguous(), received_counts, counts, group=self.group)
         return received
 

@@ -8,6 +8,7 @@ would have them. Gradients are sent back along the same routes.
 import dataclasses
 import math
 import weakref
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -33,7 +34,8 @@ class _GatherCameras(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         ctx.ranks, ctx.like = ranks, like
         columns = [t[0] for t in tensors if t is not None]
-        gathered = iter(_unpack(ranks.all_gather(_pack(columns), ranks.n_cameras), columns))
+        packed = ranks.all_gather(_pack([(column, None) for column in columns]), ranks.n_cameras)
+        gathered = (_unpack(words, like) for words, like in zip(_split(packed, columns), columns, strict=True))
         cameras: Cameras = restore(like, [None if t is None else next(gathered)[None] for t in tensors])
         fields = camera_fields(cameras)
         constant = [getattr(cameras, name) for name, field in fields.items() if not field.differentiable]
@@ -73,12 +75,12 @@ class _Route:
     """The rows to send to each rank.
 
     Attributes:
-        sent: [S] int64, rows to send, ordered by destination.
+        sent: [S] int64, rows to send, ordered by destination; None for all rows, in their order.
         dense_ids: [S] int64, index of each of these rows in [C of all ranks, N of this rank].
         counts, received_counts: Number of rows sent to and received from each rank.
     """
 
-    sent: Tensor
+    sent: Tensor | None
     dense_ids: Tensor
     counts: list[int]
     received_counts: list[int]
@@ -86,11 +88,9 @@ class _Route:
 
 @torch.no_grad()
 def _find_route(ranks: Ranks, projected: ProjectedGaussians) -> _Route:
-    dense_ids = projected.dense_ids
+    dense_ids, sent = projected.dense_ids, None
     if dense_ids is None:
         dense_ids = sent = (projected.radii > 0).all(-1).nonzero().squeeze(1)
-    else:
-        sent = torch.arange(dense_ids.numel(), device=dense_ids.device)
     # Rows are ordered by camera, and so by rank.
     ends = torch.tensor(list(accumulate(ranks.n_cameras)), device=dense_ids.device) * projected.n_gaussians
     bounds = [0, *torch.searchsorted(dense_ids, ends).tolist()]
@@ -114,23 +114,29 @@ class _Exchange(torch.autograd.Function):
         route: _Route,
         received_means2d: list[weakref.ref[Tensor]] | None,
     ) -> tuple[Tensor | None, ...]:
-        n_gaussians = max(ranks.n_gaussians[ranks.rank], 1)
-        columns = [t[route.sent] for t in (means2d.reshape(-1, 2), depths, shapes, opacities)]
-        ids = route.sent if feature_ids is None else feature_ids[route.sent]
-        if features is not None:
-            columns.append(features[ids].to(means2d.dtype))
-        integers = (radii[route.sent], route.dense_ids // n_gaussians, route.dense_ids % n_gaussians)
-        columns += [t.to(torch.int32) for t in integers]
-        received = _unpack(ranks.all_to_all(_pack(columns), route.counts, route.received_counts), columns)
-        *rows, camera_ids, gaussian_ids = received
+        n_gaussians, sent = max(ranks.n_gaussians[ranks.rank], 1), route.sent
+        ids = sent if feature_ids is None else feature_ids if sent is None else feature_ids[sent]
+        columns = [(t, sent) for t in (means2d.reshape(-1, 2), depths, shapes, opacities)]
+        if features is not None and features.dtype == means2d.dtype:
+            columns.append((features, ids))
+        elif features is not None:
+            columns.append(((features if ids is None else features[ids]).to(means2d.dtype), None))
+        integers = (route.dense_ids // n_gaussians, route.dense_ids % n_gaussians)
+        columns += [(radii, sent), *[(t.to(torch.int32), None) for t in integers]]
+        like = [_without_rows(t) for t, _ in columns]
+        packed = _pack(columns)
+        del columns, integers  # memory peaks in what follows
+        packed = ranks.all_to_all(packed, route.counts, route.received_counts)
+        *parts, camera_ids, gaussian_ids = _split(packed, like)
 
         # The order of a single process: by camera, then by Gaussian, with ids that count over all ranks.
         firsts = torch.tensor([0, *accumulate(ranks.n_gaussians)][:-1], device=radii.device)
         lengths = torch.tensor(route.received_counts, device=radii.device)
-        camera_ids = camera_ids.to(torch.int64) - sum(ranks.n_cameras[: ranks.rank])
-        gaussian_ids = gaussian_ids + torch.repeat_interleave(firsts, lengths, output_size=len(gaussian_ids))
-        dense_ids, order = (camera_ids * sum(ranks.n_gaussians) + gaussian_ids).sort()
-        *floats, radii = (t[order] for t in rows)
+        dense_ids = (camera_ids[:, 0].to(torch.int64) - sum(ranks.n_cameras[: ranks.rank])) * sum(ranks.n_gaussians)
+        dense_ids += gaussian_ids[:, 0]
+        dense_ids += torch.repeat_interleave(firsts, lengths, output_size=len(packed))
+        dense_ids, order = dense_ids.sort()
+        *floats, radii = (_unpack(words, t, order) for words, t in zip(parts, like))
 
         ctx.save_for_backward(order, ids)
         ctx.ranks, ctx.route, ctx.received_means2d = ranks, route, received_means2d
@@ -150,25 +156,29 @@ class _Exchange(torch.autograd.Function):
         order, ids = saved
         ranks: Ranks = ctx.ranks
         route: _Route = ctx.route
-        columns = [v for v in v_received[:5] if v is not None]
+        columns = [(v, None) for v in v_received[:5] if v is not None]
         if ctx.received_means2d is not None:
             # There is no absgrad if the loss does not depend on the images.
             absgrad = getattr(ctx.received_means2d[0](), "absgrad", None)
-            columns.append(torch.zeros_like(columns[0]) if absgrad is None else absgrad)
-        v_ordered = [torch.empty_like(v).index_copy_(0, order, v) for v in columns]
-        v_sent = _unpack(ranks.all_to_all(_pack(v_ordered), route.received_counts, route.counts), columns)
+            columns.append((torch.zeros_like(columns[0][0]) if absgrad is None else absgrad, None))
+        like = [_without_rows(v) for v, _ in columns]
+        packed = ranks.all_to_all(_pack(columns, order), route.received_counts, route.counts)
+        v_sent = (_unpack(words, v) for words, v in zip(_split(packed, like), like, strict=True))
 
         def scatter(v: Tensor) -> Tensor:
             """Scatters gradients of sent rows to all rows; zero elsewhere."""
+            if route.sent is None:
+                return v
             return v.new_zeros(ctx.shape[:-1].numel(), *v.shape[1:]).index_copy_(0, route.sent, v)
 
-        v_means2d, v_depths, v_shapes, v_opacities = (scatter(v) for v in v_sent[:4])
+        v_means2d, v_depths, v_shapes, v_opacities = (scatter(next(v_sent)) for _ in range(4))
         v_features = None
         if v_received[4] is not None:
-            v_features = scatter(v_sent[4]) if ctx.features_are_rows else sum_by_id(v_sent[4], ids, ctx.n_features)
+            v_rows = next(v_sent)
+            v_features = scatter(v_rows) if ctx.features_are_rows else sum_by_id(v_rows, ids, ctx.n_features)
             v_features = v_features.to(ctx.features_dtype)
         if ctx.absgrad_target is not None:
-            ctx.absgrad_target.absgrad = scatter(v_sent[-1]).view(ctx.shape)
+            ctx.absgrad_target.absgrad = scatter(next(v_sent)).view(ctx.shape)
         return v_means2d.view(ctx.shape), v_depths, v_shapes, v_opacities, v_features, *(None,) * 6
 
 
@@ -207,13 +217,41 @@ def exchange(
     return received, Features(values, None)
 
 
-def _pack(columns: list[Tensor]) -> Tensor:
-    """Packs tensors [R, ...] of 4 or 8 byte elements into one tensor [R, words] int32."""
-    return torch.cat([t[..., None].flatten(1).contiguous().view(torch.int32) for t in columns], 1)
+def _without_rows(values: Tensor) -> Tensor:
+    """Returns an empty tensor with the trailing dimensions and the dtype of `values`, which does not keep them."""
+    return values.new_empty(0, *values.shape[1:])
 
 
-def _unpack(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Inverts :func:`_pack`. Trailing dimensions and dtypes are those of ``like``."""
-    sizes = [math.prod(t.shape[1:]) * t.element_size() // 4 for t in like]
-    columns = (t.clone(memory_format=torch.contiguous_format) for t in torch.split(packed, sizes, 1))
-    return [c.view(t.dtype).view(len(packed), *t.shape[1:]) for c, t in zip(columns, like)]
+def _pack(columns: Sequence[tuple[Tensor, Tensor | None]], places: Tensor | None = None) -> Tensor:
+    """Packs tensors [R, ...] of 4 or 8 byte elements into one tensor [R, words] int32, one after the other.
+
+    Args:
+        columns: Tensors, with the ids of the rows to pack; None for all rows.
+        places: [R] int64, the row of the result for each row; None for the same.
+    """
+    n = next(len(values if ids is None else ids) for values, ids in columns)
+    packed = columns[0][0].new_empty(n, sum(_n_words(values) for values, _ in columns), dtype=torch.int32)
+    for words, (values, ids) in zip(_split(packed, [values for values, _ in columns]), columns, strict=True):
+        rows = values if ids is None else values[ids]
+        rows = rows[..., None].flatten(1).contiguous().view(torch.int32)
+        if places is None:
+            words.copy_(rows)
+        else:
+            words.index_copy_(0, places, rows)
+    return packed
+
+
+def _n_words(values: Tensor) -> int:
+    """Returns the number of words of 4 bytes of a row."""
+    return math.prod(values.shape[1:]) * values.element_size() // 4
+
+
+def _split(packed: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Splits packed rows into the words of each tensor."""
+    return torch.split(packed, [_n_words(values) for values in like], 1)
+
+
+def _unpack(words: Tensor, like: Tensor, order: Tensor | None = None) -> Tensor:
+    """Returns the rows `order`, or all rows, of a packed tensor. Trailing dimensions and dtype are those of `like`."""
+    rows = words.clone(memory_format=torch.contiguous_format) if order is None else words.index_select(0, order)
+    return rows.view(like.dtype).view(len(rows), *like.shape[1:])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..data import Cameras, Coefficients, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..precision import full_precision
-from ..runtime.autograd import apply, once_differentiable
+from ..runtime.autograd import apply, memory_of_gradient, once_differentiable, release_until_backward
 from ..runtime.backend import launchers
 from ..runtime.bundles import flatten, restore, split
 from .inputs import NO_HARMONICS, Harmonics, contiguous
@@ -55,6 +55,7 @@ class _Project(torch.autograd.Function):
                     degree=harmonics.degree,
                     as_colors=True,
                 )
+                release_until_backward(harmonics.higher)
         ctx.save_for_backward(projected.row_of, radii, clamped, *tensors)
         ctx.inputs_structure, ctx.settings, ctx.kernels = inputs_structure, settings, kernels
         integers = (radii, dense_ids, projected.row_of, projected.needed)
@@ -81,6 +82,7 @@ class _Project(torch.autograd.Function):
                 gaussians.means, harmonics.centers, Coefficients(harmonics.coeffs, harmonics.higher), row_of, radii,
                 clamped, v_colors,
                 degree=harmonics.degree, needs_centers=needs_centers, v_means_before=v_gaussians.means,
+                v_higher=memory_of_gradient(harmonics.higher),
             )  # fmt: skip
             v_gaussians = v_gaussians._replace(means=v_means)
             v_harmonics = Harmonics(harmonics.degree, v_centers, *v_coeffs)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from ..runtime.spare_rows import n_rows_max, spare_rows
+from ..support.free_memory import trim_heap
 from ..support.interruption import DeferredSignals
 from .gaussian_parameters import Optimizers, Parameters, State, check_optimizers, has_rows
 
@@ -95,18 +97,24 @@ def append_zeros(n: int) -> Callable[[Tensor], Tensor]:
 def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Tensor], Tensor]:
     """Moves parameters and their moments to storages that hold n more rows, one tensor at a time.
 
-    Returns a function that appends n rows of zeros, without a copy if the tensor was moved. Replacing rows afterwards
-    does not require a second copy of all tensors in memory. If an error occurs, values and shapes are unchanged.
+    Tensors that have as many spare rows are not moved. Returns a function that appends n rows of zeros, without a copy.
+    Replacing rows afterwards does not require a second copy of all tensors in memory. If an error occurs, values and
+    shapes are unchanged.
     """
     enlarged: set[int] = set()
     append = append_zeros(n)
 
     def moved(rows: Tensor) -> Tensor:
+        if n_rows_max(rows) >= len(rows) + n:
+            spare_rows(rows, n).zero_()
+            enlarged.add(rows.untyped_storage()._cdata)
+            return rows
         longer = append(rows)
         enlarged.add(longer.untyped_storage()._cdata)
         return longer[: len(rows)]
 
     if n:
+        trim_heap()
         replace_one_by_one(params, optimizers, moved)
 
     def append_in_place(rows: Tensor) -> Tensor:

@@ -7,22 +7,24 @@ single process. `ranks` is None for a single process.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..errors import PeerError
 from ..runtime.process_group import RankGroup
 from ..support.interruption import DeferredSignals
 from .gaussian_parameters import Follower, Optimizers, Parameters, State
-from .rows import replace_one_by_one, replace_rows
+from .rows import enlarge, replace_one_by_one, replace_rows
 
 DIGIT = 11
 """Number of bits per digit of the radix selection in :func:`select_smallest`."""
 
 COLUMNS = 4
-"""Number of values of each row that :func:`reshard` moves at a time, since what it receives is copied once more."""
+"""Number of values of each row that :func:`reshard` moves at a time, through buffers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,24 +54,30 @@ def count(ranks: RankGroup | None, n: int) -> tuple[int, int]:
     return sum(counts[: ranks.rank]), sum(counts)
 
 
-def route(ranks: RankGroup | None, sources: Sequence[range], targets: Sequence[range]) -> Callable[[Tensor], Tensor]:
+class Move(Protocol):
+    """A collective function that moves rows between ranks. Returns the received rows, in `out` if it is given."""
+
+    def __call__(self, rows: Tensor, out: Tensor | None = None) -> Tensor: ...
+
+
+def route(ranks: RankGroup | None, sources: Sequence[range], targets: Sequence[range]) -> Move:
     """Returns a collective function that moves rows between ranks.
 
     Rows are numbered over all ranks. Rank i has the rows `sources[i]`, and receives the rows `targets[i]`; ranges are
     consecutive.
     """
     if ranks is None:
-        return lambda rows: rows[: len(targets[0])]
+        return lambda rows, out=None: rows[: len(targets[0])] if out is None else out.copy_(rows[: len(targets[0])])
     counts = [len(_common(sources[ranks.rank], target)) for target in targets]
     received = [len(_common(source, targets[ranks.rank])) for source in sources]
     source = sources[ranks.rank]
     first = min((part.start for target in targets if (part := _common(source, target))), default=source.start)
     sent = slice(first - source.start, first - source.start + sum(counts))
 
-    def move(rows: Tensor) -> Tensor:
+    def move(rows: Tensor, out: Tensor | None = None) -> Tensor:
         if not rows.shape[1:].numel():  # gloo cannot send rows without columns
             return rows.new_empty(sum(received), *rows.shape[1:])
-        return ranks.all_to_all(rows[sent], counts, received)
+        return ranks.all_to_all(rows[sent], counts, received, out)
 
     return move
 
@@ -121,36 +129,91 @@ class RowOrder(Follower):
 def reshard(params: Parameters, optimizers: Optimizers, state: State, order: RowOrder, ranks: RankGroup) -> Shard:
     """Redistributes rows so that each rank holds consecutive rows in the order of a single process. A collective call.
 
-    A single process appends rows after all others; here, each rank has appended rows to its shard.
+    A single process appends rows after all others; here, each rank has appended rows to its shard. Rows are moved in
+    place, a few columns at a time; their memory may be larger than the new shard. What this needs is allocated first.
+
+    Raises:
+        RuntimeError, MemoryError: There is not enough memory. Nothing has been changed on any rank.
+        PeerError: The same, on ranks that do have enough memory.
     """
     lengths = torch.bincount(order.parts, minlength=order.n_parts)
     table = ranks.all_gather_stacked(lengths).tolist()  # [ranks, parts]
     n_total = sum(map(sum, table))
-    shard = Shard(ranks, n_total)
     own_lengths, moves, first = lengths.tolist(), [], 0
-    blocks = [ranks.shard_rows(n_total, rank) for rank in range(ranks.world_size)]
+    blocks = [range(n_total)[ranks.shard_rows(n_total, rank)] for rank in range(ranks.world_size)]
     for part in range(order.n_parts):
         ends = accumulate((row[part] for row in table), initial=first)
         sources = [range(*bounds) for bounds in pairwise(ends)]
         whole = range(first, sources[-1].stop)
-        targets = [_common(range(block.start, block.stop), whole) for block in blocks]
-        moves.append(route(ranks, sources, targets))
+        targets = [_common(block, whole) for block in blocks]
+        moves.append((route(ranks, sources, targets), own_lengths[part], len(targets[ranks.rank])))
         first = whole.stop
 
-    block = blocks[ranks.rank]
+    n_before, n_after = sum(own_lengths), len(blocks[ranks.rank])
+    statistics, error = dict(state), None
+    try:
+        append = enlarge(params, optimizers, max(0, n_after - n_before))
+        replace_rows(
+            {}, {}, statistics, n_before, lambda _, p: p, lambda moment: moment,
+            lambda rows: rows.new_empty(n_after, *rows.shape[1:]),
+        )  # fmt: skip
+        moved = _ColumnMoves(moves, n_before, n_after, order.parts.device)
+    except (RuntimeError, MemoryError) as raised:
+        error = raised
+    failed = ranks.all_gather_object(error is not None)
+    if error is not None:
+        raise error
+    if any(failed):
+        raise PeerError(f"reshard: rank {failed.index(True)} has not enough memory to move Gaussians between ranks")
 
-    def moved(rows: Tensor) -> Tensor:
-        columns = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
-        received = columns.new_empty(block.stop - block.start, columns.shape[1])
-        for some, target in zip(torch.split(columns, COLUMNS, 1), torch.split(received, COLUMNS, 1), strict=True):
-            parts = torch.split(some, own_lengths)
-            torch.cat([move(part) for move, part in zip(moves, parts, strict=True)], out=target)
-        return received.view(len(received), *rows.shape[1:])
+    def moved_in_place(rows: Tensor) -> Tensor:
+        target = append(rows) if n_after > n_before else rows[:n_after]
+        moved(rows, target)
+        return target
 
     with DeferredSignals():
-        replace_one_by_one(params, optimizers, moved)
-        replace_rows({}, {}, state, sum(own_lengths), lambda _, p: p, moved, moved)
-    return shard
+        for key, target in statistics.items():
+            if target is not state[key]:
+                moved(state[key], target)
+        replace_one_by_one(params, optimizers, moved_in_place)
+        state.update(statistics)
+    return Shard(ranks, n_total)
+
+
+class _ColumnMoves:
+    """Moves rows between ranks, :data:`COLUMNS` values of each row at a time, without allocating memory.
+
+    Args:
+        moves: The function of :func:`route` for each part of the rows, and the numbers of rows that it sends and
+            receives on this rank.
+        n_before, n_after: Sums of these numbers.
+    """
+
+    def __init__(
+        self, moves: Sequence[tuple[Move, int, int]], n_before: int, n_after: int, device: torch.device
+    ) -> None:
+        self._moves, self._n_before, self._n_after = moves, n_before, n_after
+        n_bytes = COLUMNS * torch.float64.itemsize
+        self._sent = torch.empty(n_before * n_bytes, dtype=torch.uint8, device=device)
+        self._received = torch.empty(n_after * n_bytes, dtype=torch.uint8, device=device)
+
+    def __call__(self, rows: Tensor, target: Tensor) -> None:
+        """Moves the rows of a tensor to a target, which may share its memory."""
+        if not rows.shape[1:].numel():
+            return
+        columns, targets = (t.flatten(1) if t.dim() > 1 else t[:, None] for t in (rows, target))
+        for some, received in zip(torch.split(columns, COLUMNS, 1), torch.split(targets, COLUMNS, 1), strict=True):
+            sent, buffer = _as(self._sent, some).copy_(some), _as(self._received, received)
+            begin = first = 0
+            for move, n_sent, n_received in self._moves:
+                move(sent[begin : begin + n_sent], buffer[first : first + n_received])
+                begin, first = begin + n_sent, first + n_received
+            received.copy_(buffer)
+
+
+def _as(memory: Tensor, like: Tensor) -> Tensor:
+    """Returns memory, [n] uint8, as a contiguous tensor in the shape and dtype of another one."""
+    return memory[: like.numel() * like.itemsize].view(like.dtype).view(like.shape)
 
 
 def select_smallest(keys: Tensor, sizes: Tensor, total: int, ranks: RankGroup | None) -> Tensor:

@@ -1,6 +1,7 @@
 """Memory that this process can allocate: free memory, and limits of containers and processes."""
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -26,6 +27,25 @@ def limit_memory(n_bytes: int | None) -> Iterator[None]:
         yield
     finally:
         LIMIT.reset(token)
+
+
+def trim_heap() -> None:
+    """Returns free memory within the heap of the C library to the system. Only glibc can do so."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # Windows has no C library under this name
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def limits_addresses() -> bool:
+    """Returns whether memory that is allocated, but never written, counts towards a limit of this process or system."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+            if resource.getrlimit(kind)[0] != resource.RLIM_INFINITY:
+                return True
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    return True
 
 
 def available_bytes(root: str | os.PathLike[str] = "/") -> int | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..config import SSIM_TAPS, Backend
 from ..errors import ShapeError
 from ..precision import fp32
+from ..runtime.backend import choose
 from ..runtime.process_group import RankGroup
 from ..scalars import check_choice, to_float
 from ..scene.cameras import Camera
@@ -22,10 +23,12 @@ from ..scene.gaussians import Gaussians
 from ..scene.option_types import Color
 from ..scene.rendered_views import kind_of_call, render_views
 from ..support.extras import require
+from ..support.free_memory import trim_heap
 from .configuration import Config
 from .losses import loss, psnr, ssim
 from .near_planes import views_with_near_planes
 from .sampling import calls_of_ranks
+from .selection import shown_by
 from .view_corrections import identity_motions, move_poses
 
 WARM_UP_CALLS = 3
@@ -161,19 +164,21 @@ def evaluate(
     """
     distance = None if lpips is None else _lpips_metric(lpips, gaussians.means.device)
     ranks = ranks or RankGroup()
+    trim_heap()
     cameras = [view.camera for view in views_with_near_planes(views, gaussians, ranks)]
     options: dict[str, Any] = dict(background=background, backend=backend, **_distribution(ranks, sharded))
+    shown = shown_by if _can_select(gaussians, backend, sharded=sharded) else lambda gaussians, _: gaussians
     scores = []
     for index, is_own in _calls(views, ranks, sharded) if warm_up else ():
         if index >= ranks.world_size:
             break
         for _ in range(WARM_UP_CALLS):
-            _render(gaussians, cameras[index], is_own, options)
+            _render(shown(gaussians, cameras[index]), cameras[index], is_own, options)
     for index, is_own in _calls(views, ranks, sharded, on_view):
         view = views[index]
         _synchronize(gaussians.means.device)
         start = time.perf_counter()
-        image = _render(gaussians, cameras[index], is_own, options)
+        image = _render(shown(gaussians, cameras[index]), cameras[index], is_own, options)
         image = (image if gains is None else image * gains[index]).clamp(0, 1)
         _synchronize(gaussians.means.device)
         seconds = time.perf_counter() - start
@@ -262,6 +267,16 @@ def _render(gaussians: Gaussians, camera: Camera, is_own: bool, options: dict[st
     """Renders a view, [H, W, 3], or joins a collective call without one, [0, H, W, 3]."""
     images = render_views(gaussians, [camera], n_cameras=None if is_own else 0, **options)[0]
     return images[0] if is_own else images
+
+
+def _can_select(gaussians: Gaussians, backend: Backend, *, sharded: bool) -> bool:
+    """Returns whether images may be rendered with the Gaussians that a camera may see, with the same bits as with all.
+
+    A GPU would wait for their number. Ranks with shards render for the cameras of all ranks. The rounding of PyTorch's
+    operators may depend on the number of rows.
+    """
+    device = gaussians.means.device
+    return device.type == "cpu" and not sharded and not gaussians.surfels and choose(device, backend)[0] == "triton"
 
 
 def _synchronize(device: torch.device) -> None:

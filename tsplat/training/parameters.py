@@ -13,6 +13,7 @@ from ..errors import ArgumentError, UnsupportedError
 from ..ops.adam import MOMENTS, Adam
 from ..precision import fp32
 from ..runtime.process_group import RankGroup
+from ..runtime.spare_rows import with_spare_rows
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
 from ..scene.gaussians import FLAT, GSPLAT_NAMES, Gaussians
@@ -63,7 +64,7 @@ class Parameters:
 
     Strategies replace the tensors when they add or remove Gaussians, so callers must not keep references. The initial
     Gaussians, all or this rank's shard, are copied. `extent` is the scene's extent, in world units, to which learning
-    rates of lengths are relative.
+    rates of lengths are relative. `n_expected` is the number of rows to which the parameters may grow in place.
 
     Attributes:
         of_gaussians: The parameters with a row per Gaussian, by name. Strategies change this dictionary.
@@ -73,7 +74,9 @@ class Parameters:
         lenses: The lenses that views share.
     """
 
-    def __init__(self, gaussians: Gaussians, views: Sequence[View], extent: float, config: Config) -> None:
+    def __init__(
+        self, gaussians: Gaussians, views: Sequence[View], extent: float, config: Config, n_expected: int = 0
+    ) -> None:
         self.of_gaussians: dict[str, Tensor] = {}
         self._of_views: dict[str, Tensor] = {}
         self.optimizers: dict[str, Adam] = {}
@@ -87,7 +90,7 @@ class Parameters:
         }
         moments_dtype = torch.bfloat16 if config.adam_moments == "bf16" else None
         for name, tensor in gaussians.tensors().items():
-            self._add(self.of_gaussians, GSPLAT_NAMES[name], tensor, moments_dtype)
+            self._add(self.of_gaussians, GSPLAT_NAMES[name], tensor, moments_dtype, n_expected)
         self.frozen = frozenset(name for group in config.freeze for name in FROZEN_NAMES[group])
         self._cameras = [view.camera for view in views]
         self.lenses = Lenses(self._cameras)
@@ -110,10 +113,15 @@ class Parameters:
         return tuple(self.of_gaussians)
 
     def _add(
-        self, params: dict[str, Tensor], name: str, initial: Tensor, moments_dtype: torch.dtype | None = None
+        self,
+        params: dict[str, Tensor],
+        name: str,
+        initial: Tensor,
+        moments_dtype: torch.dtype | None = None,
+        n_expected: int = 0,
     ) -> None:
         n = self._config.views_per_step
-        parameter = torch.nn.Parameter(initial.detach().clone())
+        parameter = torch.nn.Parameter(with_spare_rows(initial.detach(), n_expected))
         # The epsilon of 3DGS: gradients of single Gaussians are far below Adam's default of 1e-8.
         self.optimizers[name] = Adam(
             [parameter],

@@ -1,4 +1,4 @@
-"""Selects the Gaussians that a training view may show: only these are activated, rendered and differentiated.
+"""Selects the Gaussians that a view may show: only these are activated, rendered and, in training, differentiated.
 
 Rows keep their order, and every value is computed as it is for all Gaussians, so that results are bit-identical with
 and without a selection. PyTorch's sigmoid rounds differently at the end of a tensor, so it is computed for all
@@ -8,6 +8,7 @@ Gaussians.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime.autograd import let_gradient_overwrite
 from ..scene.cameras import Camera
 from ..scene.culling import culls, rows_in_sight
 from ..scene.gaussians import Gaussians
@@ -32,19 +34,18 @@ SHARE_MAX = 0.5
 as a hidden Gaussian costs only about a third of a visible one."""
 
 
-def select(parameters: Parameters, camera: Camera) -> Tensor | None:
+def select(gaussians: Gaussians, camera: Camera) -> Tensor | None:
     """Returns the rows of the Gaussians that a camera may see, [R] int64, ascending, padded with -1; None for all.
 
     Returns None for cameras without culling, as they see all Gaussians.
     """
-    means, log_scales = (parameters.params[name].detach() for name in ("means", "scales"))
-    if not culls(camera) or len(means) * SHARE_MAX < ROWS_MIN:
+    if not culls(camera) or len(gaussians) * SHARE_MAX < ROWS_MIN:
         return None
     near = {} if camera.near is None else {"near": camera.near}
-    rows = rows_in_sight(means, log_scales, camera, **near)
+    rows = rows_in_sight(gaussians.means.detach(), gaussians.log_scales.detach(), camera, **near)
     steps = math.ceil(math.log(max(len(rows), ROWS_MIN) / ROWS_MIN, ROWS_STEP))
     n_rows = math.ceil(ROWS_MIN * ROWS_STEP**steps)
-    if n_rows > SHARE_MAX * len(means):
+    if n_rows > SHARE_MAX * len(gaussians):
         return None
     return torch.nn.functional.pad(rows, (0, n_rows - len(rows)), value=-1)
 
@@ -75,19 +76,41 @@ class _SelectedGaussians(Gaussians):
         return opacities
 
 
+def shown_by(gaussians: Gaussians, camera: Camera) -> Gaussians:
+    """Returns copies of the Gaussians that a camera may see, which render the same image, or all Gaussians.
+
+    The Gaussians must not require gradients, and be 3D Gaussians on a CPU.
+    """
+    rows = select(gaussians, camera)
+    if rows is None:
+        return gaussians
+    copies = gaussians.map(lambda tensor: tensor.index_select(0, rows.clamp_min(0)))
+    return _SelectedGaussians(**vars(copies), known_opacities=_known_opacities(gaussians.opacity_logits, rows))
+
+
+def _known_opacities(logits: Tensor, rows: Tensor) -> Tensor:
+    """Returns the opacities of rows [R], zero in padding, with the rounding of the sigmoid of all logits [N]."""
+    return logits.sigmoid().index_select(0, rows.clamp_min(0)).masked_fill_(rows < 0, 0.0)
+
+
 class Selection:
     """Copies of rows of the Gaussians' parameters, with gradients of their own.
 
     Args:
         parameters: The parameters of all Gaussians.
         rows: See :func:`select`.
+        renders_once: Whether the copies are rendered only once. Gradients of coefficients of spherical harmonics, of
+            which there are most, then overwrite the copies.
+        refills: Whether these coefficients are then copied again for the backward pass, and take no memory before.
 
     Attributes:
         rows: The rows.
         params: The copies, [R, ...], by the names of the parameters; padding is filled with the first row.
     """
 
-    def __init__(self, parameters: Parameters, rows: Tensor) -> None:
+    def __init__(
+        self, parameters: Parameters, rows: Tensor, *, renders_once: bool = True, refills: bool = False
+    ) -> None:
         indices = rows.clamp_min(0)
         self.rows = rows
         self._parameters = parameters
@@ -95,8 +118,11 @@ class Selection:
             name: parameter.detach().index_select(0, indices).requires_grad_()
             for name, parameter in parameters.params.items()
         }
-        opacities = parameters.params["opacities"].detach().sigmoid().index_select(0, indices)
-        self._opacities = opacities.masked_fill_(rows < 0, 0.0)
+        if renders_once:
+            coeffs, copy = parameters.params["shN"].detach(), self.params["shN"]
+            refill = functools.partial(torch.index_select, coeffs, 0, indices, out=copy.detach()) if refills else None
+            let_gradient_overwrite(copy, refill)
+        self._opacities = _known_opacities(parameters.params["opacities"].detach(), rows)
 
     def gaussians(self) -> Gaussians:
         """Returns the selected Gaussians. Padding is transparent."""

@@ -14,6 +14,7 @@ from ..errors import ArgumentError, UnsupportedError
 from ..precision import full_precision
 from ..runtime.modes import restored_modes
 from ..runtime.process_group import RankGroup
+from ..runtime.spare_rows import without_spare_rows
 from ..scene.capture.image_cache import ImageCache
 from ..scene.capture.views import StoredView, View
 from ..scene.editing.importance import removal_errors
@@ -37,6 +38,9 @@ from .view_gradients import ViewGradients
 PREFETCH_STEPS = 8
 """Number of steps for which images are prefetched."""
 
+
+SHARE_MARGIN = 17 / 16
+"""Number of Gaussians of a rank that a refinement may reach before it shares them out again, relative to its share."""
 
 REMOVAL_VIEWS = 30
 """Number of views, at most, with which the strategy finds which Gaussians to remove."""
@@ -118,7 +122,14 @@ class Trainer:
         shard = gaussians if is_shard else gaussians.select(rows_of_rank(config, ranks)(n))
         self._views = views = views_with_near_planes(views, shard, ranks)
         self.extent = self._find_extent(views, shard) if extent is None else extent
-        self._parameters = Parameters(shard, views, self.extent, config)
+        n_expected = expected_count(config, n)
+        self._parameters = Parameters(
+            shard,
+            views,
+            self.extent,
+            config,
+            math.ceil(SHARE_MARGIN * n_expected / ranks.world_size) if self.sharded else math.ceil(n_expected),
+        )
         self._densification = Densification(self._parameters, config, self.extent, ranks, self.sharded)
         self._gradient_step = GradientStep(
             self._parameters,
@@ -183,7 +194,10 @@ class Trainer:
             raise UnsupportedError(
                 f"trainer: copying one of {self.ranks.world_size} ranks is not implemented; use state() and restore()"
             )
-        return _restored, (self.gaussians, self._views, self.config, self.extent, *self.state())
+        tensors, figures = self.state()
+        tensors = {name: without_spare_rows(tensor) for name, tensor in tensors.items()}
+        gaussians = self.gaussians.map(without_spare_rows)
+        return _restored, (gaussians, self._views, self.config, self.extent, tensors, figures)
 
     def advance(self) -> Progress:
         """Takes one step, and notifies the observers before and after it.
@@ -383,6 +397,14 @@ class Trainer:
             self._gains.discard()  # changes of a step that raised an error
         set_generator_state(self._background_generator, figures["backgrounds"])
         self.step = figures["step"]
+
+
+def expected_count(config: Config, n: int) -> float:
+    """Returns the expected number of Gaussians after the last refinement, for n initial ones."""
+    strategy = config.strategy
+    growth = None if strategy is None else strategy.expected_growth()
+    cap = config.max_gaussians if strategy is None or strategy.cap_max is None else strategy.cap_max
+    return max(n, min(config.max_gaussians, cap, (growth or 1.0) * n))
 
 
 def _restored(

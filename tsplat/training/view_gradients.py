@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -143,9 +143,6 @@ class ViewGradients:
             self._regularize(n_gaussians, self._parameters.params, self._regularized_gradients())
         else:
             self._store_sums(selection.rows, selection.gradients(), n_gaussians)
-        if not self._reads_rendering:
-            # Each meta keeps the memory of its call alive.
-            metas = [{"n_cameras": meta["n_cameras"]} for meta in metas]
         return metrics, metas
 
     @property
@@ -160,6 +157,10 @@ class ViewGradients:
             return None
         return self._passes.update_pass(adds_noise=adds_noise)
 
+    def _select(self, camera: Camera) -> Tensor | None:
+        """Returns the rows of the Gaussians that a camera may see; None for all. See :func:`.selection.select`."""
+        return select(self._parameters.gaussians(detached=True), camera) if self._selects_rows else None
+
     def _select_of_shard(self, step: int, views: Sequence[int]) -> Selection | None:
         """Selects the Gaussians of this rank that the views of any rank may show; None for all.
 
@@ -167,10 +168,18 @@ class ViewGradients:
         """
         cameras = [self._camera_for_step(step, index, self._views[index].camera) for index in views]
         n = len(self._parameters.params["means"])
-        rows = union([select(self._parameters, camera) for camera in cameras], n)
+        rows = union([self._select(camera) for camera in cameras], n)
         if rows is None or len(rows) > SELECTION_SHARE_MAX * n:
             return None
-        return Selection(self._parameters, rows if len(rows) else rows.new_zeros(1))
+        n_calls = len(list(self._calls_of_ranks(step, views)))
+        rows = rows if len(rows) else rows.new_zeros(1)
+        return Selection(self._parameters, rows, renders_once=n_calls == 1, refills=True)
+
+    def _calls_of_ranks(self, step: int, views: Sequence[int]) -> Iterator[tuple[int, bool]]:
+        """Yields the calls that render the views of a step; see :func:`.sampling.calls_of_ranks`."""
+        return calls_of_ranks(
+            [self._kind_of_call(step, index) if self._sharded else None for index in views], self._ranks
+        )
 
     def _compute(
         self,
@@ -198,7 +207,7 @@ class ViewGradients:
     ) -> tuple[Tensor, list[dict[str, Any]]]:
         """Computes :meth:`compute` one view after the other, by passes where there are any."""
         cameras = [self._camera_for_step(step, index, self._views[index].camera) for index in views]
-        selections = [select(self._parameters, camera) if self._selects_rows else None for camera in cameras]
+        selections = [self._select(camera) for camera in cameras]
         n_gaussians = len(self._parameters.params["means"])
         if len(views) == 1:
             results = self._view_results(passes, step, views[0], cameras[0], backgrounds[0], selections[0])
@@ -269,17 +278,14 @@ class ViewGradients:
 
         If Gaussians are sharded, the ranks render together; see :func:`calls_of_ranks`.
         """
-        keeps_meta = len(views) == 1 or self._reads_rendering
         metrics, metas = [self._parameters.params["means"].new_zeros(2)], []
-        kinds = [self._kind_of_call(step, index) if self._sharded else None for index in views]
-        for i, is_own in calls_of_ranks(kinds, self._ranks):
+        for i, is_own in self._calls_of_ranks(step, views):
             if is_own:
                 view_metrics, meta = self._forward_backward(step, views[i], backgrounds[i], capacity, selection)
                 metrics.append(view_metrics)
             else:
                 meta = self._render_for_others(step, views[i], capacity, selection)
-            # Each meta keeps the memory of its call alive, so several are kept only if the strategy reads them.
-            metas.append(meta if keeps_meta else {"n_cameras": meta["n_cameras"]})
+            metas.append(meta)
         return torch.stack(metrics).sum(0), metas
 
     def _forward_backward(
@@ -300,6 +306,7 @@ class ViewGradients:
             )
             total = image_loss + sum((term(images, alphas, meta, view) for term in losses), 0.0)
         self._densification.before_backward(step, meta)
+        meta = self._entries_kept(meta)
         self._add_gain_change(index, gain_change)
         self._gradient_step.backward(total / self._config.views_per_step)
         return _loss_and_psnr(image_loss, image, target), meta
@@ -347,8 +354,13 @@ class ViewGradients:
                 n_cameras=0,
             )
         self._densification.before_backward(step, meta)
+        meta = self._entries_kept(meta)
         self._gradient_step.backward(images.sum())
         return meta
+
+    def _entries_kept(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Returns what is read of ``meta`` after the backward pass. The others keep the memory of the call alive."""
+        return meta if self._reads_rendering else {"n_cameras": meta["n_cameras"]}
 
     def _render(
         self,

@@ -19,7 +19,7 @@ from ...viewing.run_files import CONFIG
 from ..configuration import RESOLVED_SETTINGS, RunConfig, read_config
 from ..processes.environment import is_restarted
 from ..processes.group import join_ranks
-from ..trainer import Trainer
+from ..trainer import Trainer, expected_count
 from .initial_gaussians import initial_gaussians
 from .run_checkpoints import has_checkpoints
 from .scenes import with_absolute_scene
@@ -125,16 +125,8 @@ def plan(
     base = float(np.mean(seconds)) - slope * float(np.mean(counts))
     steps, step_time = TIMED_STEPS, 0.0
     for _ in range(ITERATIONS):
-        n_final = _final_count(configure(steps), n_initial)
+        n_final = expected_count(configure(steps), n_initial)
         step_time = base + slope * (n_initial + MEAN_GROWTH * (n_final - n_initial))
         steps = min(ranks.all_gather_object(max(1, int(60 * minutes / step_time))))
     print(f"{steps:,} steps of about {1000 * step_time:.0f} ms fit into {minutes:g} minutes", flush=True)
     return configure(steps)
-
-
-def _final_count(config: RunConfig, n: int) -> float:
-    """Returns the expected number of Gaussians after the last refinement, for n initial ones."""
-    strategy = config.strategy
-    growth = None if strategy is None else strategy.expected_growth()
-    cap = config.max_gaussians if strategy is None or strategy.cap_max is None else strategy.cap_max
-    return max(n, min(config.max_gaussians, cap, (growth or 1.0) * n))
