@@ -119,6 +119,56 @@ def _find_rows(row_of, radii, dense_id, mask):
         return dense_id, tl.load(radii + dense_id * 2, mask=mask, other=0) > 0
 
 
+@triton.jit
+def _load_row_gradients(v_projected, row, visible, zero, SHAPE: tl.constexpr):
+    """Loads the :class:`RowGradients` of each row. Returns them, and a value that is finite if all of them are."""
+    v_mean2d, v_depth, v_shape, v_normal, v_opacity, v_compensation = None, None, None, None, None, None
+    size = zero
+    if v_projected.v_means2d is not None:
+        v_mean2d = load_tuple(v_projected.v_means2d + row * 2, 1, 2, visible)
+        size += size_of(v_mean2d)
+    if v_projected.v_depths is not None:
+        v_depth = tl.load(v_projected.v_depths + row, mask=visible, other=0.0)
+        size += tl.abs(v_depth)
+    if v_projected.v_shapes is not None:
+        v_shape = load_tuple(v_projected.v_shapes + row * SHAPE, 1, SHAPE, visible)
+        size += size_of(v_shape)
+    if v_projected.v_normals is not None:
+        v_normal = load_tuple(v_projected.v_normals + row * 3, 1, 3, visible)
+        size += size_of(v_normal)
+    if v_projected.v_opacities is not None:
+        v_opacity = tl.load(v_projected.v_opacities + row, mask=visible, other=0.0)
+        size += tl.abs(v_opacity)
+    if v_projected.v_compensations is not None:
+        v_compensation = tl.load(v_projected.v_compensations + row, mask=visible, other=0.0)
+        size += tl.abs(v_compensation)
+    v_row = RowGradients(
+        v_mean2d=v_mean2d, v_depth=v_depth, v_shape=v_shape, v_normal=v_normal, v_opacity=v_opacity,
+        v_compensation=v_compensation,
+    )  # fmt: skip
+    return v_row, size
+
+
+@triton.jit
+def _store_camera_sums(
+    sums, block_image, gaussian, v_inputs, visible, PROJECTOR: tl.constexpr, CONSTANTS: tl.constexpr
+):
+    """Stores the gradients of the camera of an image, summed over the block."""
+    if sums.poses is not None:
+        for i in tl.static_range(3):
+            for j in tl.static_range(4):
+                v_w = PROJECTOR.pose_gradient(gaussian, v_inputs.saved, i, j, CONSTANTS)
+                tl.store(sums.poses + block_image * POSE_VALUES + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
+    if sums.lens is not None:
+        for k in tl.static_range(N_COEFFICIENTS):
+            v_coefficient = tl.sum(tl.where(visible, v_inputs.v_lens[k], 0.0))
+            tl.store(sums.lens + block_image * N_COEFFICIENTS + k, v_coefficient)
+    if sums.shutter is not None:
+        for k in tl.static_range(PATH_GRADIENTS):
+            v_value = tl.sum(tl.where(visible, v_inputs.v_path[k], 0.0))
+            tl.store(sums.shutter + block_image * PATH_VALUES + k, v_value)
+
+
 @kernel
 def _projection_bwd_kernel(
     gaussians: "Gaussians3D",
@@ -133,7 +183,6 @@ def _projection_bwd_kernel(
     PROJECTOR: tl.constexpr, CONSTANTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Computes gradients of Gaussians, and per block of cameras. One lane per Gaussian, which loops over cameras."""
-    SHAPE: tl.constexpr = PROJECTOR.SHAPE
     GRADIENTS: tl.constexpr = PROJECTOR.GRADIENTS
     batch, block, n, gaussian_id, mask = gaussians_of_program(n_gaussians, BLOCK)
     gaussian = PROJECTOR.load(gaussians, gaussian_id, mask)
@@ -152,32 +201,8 @@ def _projection_bwd_kernel(
         camera = load_camera(cameras, image, CONSTANTS.N_LENS)
 
         # The incoming gradients of the row, and whether they are finite.
-        v_mean2d, v_depth, v_shape, v_normal, v_row_opacity, v_compensation = None, None, None, None, None, None
-        incoming = zero
-        if v_projected.v_means2d is not None:
-            v_mean2d = load_tuple(v_projected.v_means2d + row * 2, 1, 2, visible)
-            incoming += size_of(v_mean2d)
-        if v_projected.v_depths is not None:
-            v_depth = tl.load(v_projected.v_depths + row, mask=visible, other=0.0)
-            incoming += tl.abs(v_depth)
-        if v_projected.v_shapes is not None:
-            v_shape = load_tuple(v_projected.v_shapes + row * SHAPE, 1, SHAPE, visible)
-            incoming += size_of(v_shape)
-        if v_projected.v_normals is not None:
-            v_normal = load_tuple(v_projected.v_normals + row * 3, 1, 3, visible)
-            incoming += size_of(v_normal)
-        if v_projected.v_opacities is not None:
-            v_row_opacity = tl.load(v_projected.v_opacities + row, mask=visible, other=0.0)
-            incoming += tl.abs(v_row_opacity)
-        if v_projected.v_compensations is not None:
-            v_compensation = tl.load(v_projected.v_compensations + row, mask=visible, other=0.0)
-            incoming += tl.abs(v_compensation)
+        v_row, incoming = _load_row_gradients(v_projected, row, visible, zero, PROJECTOR.SHAPE)
         is_clean = is_clean & finite(incoming)
-
-        v_row = RowGradients(
-            v_mean2d=v_mean2d, v_depth=v_depth, v_shape=v_shape, v_normal=v_normal, v_opacity=v_row_opacity,
-            v_compensation=v_compensation,
-        )  # fmt: skip
         # Gradients of the Gaussian and of the camera by the vector-Jacobian product, and whether they are finite.
         v_inputs = PROJECTOR.vjp(
             gaussian, camera, given_opacity, screen, v_row, sums.lens is not None, sums.shutter is not None, CONSTANTS
@@ -192,21 +217,7 @@ def _projection_bwd_kernel(
 
         # v_camera: sums over the block.
         block_image = block.to(tl.int64) * n_images + image
-        if sums.poses is not None:
-            for i in tl.static_range(3):
-                for j in tl.static_range(4):
-                    v_w = PROJECTOR.pose_gradient(gaussian, v_inputs.saved, i, j, CONSTANTS)
-                    tl.store(sums.poses + block_image * POSE_VALUES + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
-        if sums.lens is not None:
-            for k in tl.static_range(N_COEFFICIENTS):
-                tl.store(
-                    sums.lens + block_image * N_COEFFICIENTS + k, tl.sum(tl.where(visible, v_inputs.v_lens[k], 0.0))
-                )
-        if sums.shutter is not None:
-            for k in tl.static_range(PATH_GRADIENTS):
-                tl.store(
-                    sums.shutter + block_image * PATH_VALUES + k, tl.sum(tl.where(visible, v_inputs.v_path[k], 0.0))
-                )
+        _store_camera_sums(sums, block_image, gaussian, v_inputs, visible, PROJECTOR, CONSTANTS)
 
     # Gradients of quaternion and scales, from the gradient of the covariance or the axes, summed over cameras.
     v_quat, v_scale, v_covar = PROJECTOR.finish(gaussians, gaussian_id, mask, gaussian, total)
