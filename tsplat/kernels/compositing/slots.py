@@ -40,6 +40,9 @@ LIST_BLOCK = tl.constexpr(16)
 GROUP, LANES, UNROLL = 16, 64, 8
 """Spans per program of ``_span_sum_kernel``, lanes of ``_row_sum_kernel``, and unroll factor of the loops of both."""
 
+CPU_LANES = 256
+"""Lanes of ``_row_sum_kernel`` on a CPU. A vector has the columns of one Gaussian, which are consecutive in memory."""
+
 LAYER_BYTES, LAYERS_MAX = 2**22, 5
 """On a CPU, size of a layer's slots in bytes, and maximum number of layers: each layer costs 2 to 3 % of the time of a
 call. GPUs have one layer, as all programs would wait for the longest list of each layer: four layers were predicted to
@@ -277,6 +280,30 @@ def _sum_large(
 
 
 @triton.jit
+def _load_spans(index, mask, span_starts, rows, large, slot_starts):
+    """Loads the first span of a position in depth order and the one after its last, its row, whether the Gaussian is
+    large, and its first slot and the one after its last."""
+    first_span = tl.load(span_starts + index, mask=mask, other=0)
+    end_span = tl.load(span_starts + index + 1, mask=mask, other=0)
+    row = tl.load(rows + index, mask=mask, other=0).to(tl.int64)
+    is_large = tl.load(large + row, mask=mask, other=0) != 0
+    first_slot = tl.load(slot_starts + first_span, mask=mask, other=0)
+    end_slot = tl.load(slot_starts + end_span, mask=mask, other=0)
+    return first_span, end_span, row, is_large, first_slot, end_slot
+
+
+@triton.jit
+def _per_column(values, COLUMNS: tl.constexpr):
+    """Repeats each element of a tuple of tensors COLUMNS times."""
+    ROWS: tl.constexpr = values[0].shape[0]
+    repeated = ()
+    for k in tl.static_range(len(values)):
+        wide = tl.broadcast_to(values[k][:, None], [ROWS, COLUMNS])
+        repeated = repeated + (tl.reshape(wide, [ROWS * COLUMNS]),)
+    return repeated
+
+
+@triton.jit
 def _finish_rows(
     total, first_position, n_rows, rows, shapes, opacities, v_splats, FOOTPRINT: tl.constexpr,
     COLUMNS: tl.constexpr, FINISH_LANES: tl.constexpr,
@@ -316,20 +343,22 @@ def _row_sum_kernel(
     opacities,  # [nnz]
     layer: "Layer",
     v_splats: "SplatGradients",  # output; sums are added to if ACCUMULATE
-    n_rows: "Int", blocks: "Int",
+    n_rows: "Int",
     FOOTPRINT: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     UNROLL: tl.constexpr, LANES: tl.constexpr, FINISH_LANES: tl.constexpr, ACCUMULATE: tl.constexpr,
-    SPANS_SUMMED: tl.constexpr,
+    SPANS_SUMMED: tl.constexpr, BY_ROW: tl.constexpr,
 ):  # fmt: skip
     """Adds up the slots of each Gaussian of a layer, and computes gradients from the sums. COLUMNS columns per program.
 
-    One lane per Gaussian and column; then FINISH_LANES lanes, one per Gaussian, for mean, shape and opacity.
+    One lane per Gaussian and column; then FINISH_LANES lanes, one per Gaussian, for mean, shape and opacity. With
+    BY_ROW, COLUMNS is a power of two, and spans are loaded once per Gaussian.
     """
     GROUP: tl.constexpr = LANES // COLUMNS
     SUMS: tl.constexpr = FOOTPRINT.SUMS
     SUMS_WIDTH: tl.constexpr = (WIDTH + 3) // 4 * 4
+    BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     program, lane = tl.program_id(0), tl.arange(0, LANES)
-    group = (program // blocks).to(tl.int64) * GROUP
+    group = (program // BLOCKS).to(tl.int64) * GROUP
     if layer.first_positions is not None:
         # The memory begins with the first slot of the layer. Numbers of slots count from the first layer.
         v_slots += tl.cast(layer.first_slot, tl.int64) * -WIDTH
@@ -337,23 +366,33 @@ def _row_sum_kernel(
         n_rows = tl.load(layer.first_positions + layer.number + 1)
     if group < n_rows:  # the grid has programs for all Gaussians, not only for those of the layer
         # The Gaussian and the column of each lane, its spans, and its slots.
-        index = group + lane // COLUMNS
-        column = program % blocks * COLUMNS + lane % COLUMNS
-        mask = (lane < GROUP * COLUMNS) & (index < n_rows) & (column < WIDTH)
-        first_span = tl.load(span_starts + index, mask=mask, other=0)
-        end_span = tl.load(span_starts + index + 1, mask=mask, other=0)
-        row = tl.load(rows + index, mask=mask, other=0).to(tl.int64)
-        is_large = tl.load(large + row, mask=mask, other=0) != 0
-        first_slot = tl.load(slot_starts + first_span, mask=mask, other=0)
-        end_slot = tl.load(slot_starts + end_span, mask=mask, other=0)
+        if BY_ROW:
+            positions = group + tl.arange(0, GROUP)
+            spans = _load_spans(positions, positions < n_rows, span_starts, rows, large, slot_starts)
+            index, first_span, end_span, row, is_large, first_slot, end_slot = _per_column(
+                (positions,) + spans, COLUMNS
+            )
+            columns = tl.broadcast_to(tl.arange(0, COLUMNS)[None, :], [GROUP, COLUMNS])
+            column = program % BLOCKS * COLUMNS + tl.reshape(columns, [LANES])
+            mask = (index < n_rows) & (column < WIDTH)
+        else:
+            index = group + lane // COLUMNS
+            column = program % BLOCKS * COLUMNS + lane % COLUMNS
+            mask = (lane < GROUP * COLUMNS) & (index < n_rows) & (column < WIDTH)
+            first_span, end_span, row, is_large, first_slot, end_slot = _load_spans(
+                index, mask, span_starts, rows, large, slot_starts
+            )
         total = tl.zeros([LANES], v_slots.dtype.element_ty)
         if ACCUMULATE:
             total = tl.load(v_splats.sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
 
         # total <- total + slots of a small Gaussian; total <- total + sums of the spans of a large one
         n_slots = tl.where(is_large, 0, end_slot - first_slot)
-        total = _sum_small(total, v_slots, first_slot, n_slots, column, WIDTH, UNROLL)
         n_spans = tl.where(is_large, end_span - first_span, 0)
+        if BY_ROW:
+            n_slots = tl.where(column < WIDTH, n_slots, 0)
+            n_spans = tl.where(column < WIDTH, n_spans, 0)
+        total = _sum_small(total, v_slots, first_slot, n_slots, column, WIDTH, UNROLL)
         total = _sum_large(
             total, v_slots, slot_starts, first_span, n_spans, first_slot, column, WIDTH, UNROLL, SPANS_SUMMED
         )
@@ -369,7 +408,7 @@ def _row_sum_kernel(
         if v_splats.absgrad is not None:
             axis = column - (WIDTH - 2)
             tl.store(v_splats.absgrad + row * 2 + axis, total * LN_2, mask=mask & (axis >= 0))
-        if program % blocks == 0:
+        if program % BLOCKS == 0:
             _finish_rows(total, group, n_rows, rows, shapes, opacities, v_splats, FOOTPRINT, COLUMNS, FINISH_LANES)
 
 
@@ -615,8 +654,10 @@ def sum_slots(
             UNROLL=unroll,
             num_warps=2,
         )
-    columns = min(width, LANES)
-    group, blocks = LANES // columns, -(-width // columns)
+    by_row, lanes, columns = is_compiled_for_cpu(large), LANES, min(width, LANES)
+    if by_row:
+        lanes, columns = CPU_LANES, triton.next_power_of_2(columns)
+    group, blocks = lanes // columns, -(-width // columns)
     _row_sum_kernel.launch(
         programs(-(-rows.numel() // group) * blocks, 1),
         **arguments,
@@ -625,15 +666,15 @@ def sum_slots(
         opacities=splats.opacities,
         v_splats=v_splats,
         n_rows=rows.numel(),
-        blocks=blocks,
         FOOTPRINT=band.footprint,
         FEATURES=splats.n_features,
         WIDTH=width,
         COLUMNS=columns,
         UNROLL=unroll,
-        LANES=LANES,
-        FINISH_LANES=triton.next_power_of_2(LANES // columns),
+        LANES=lanes,
+        FINISH_LANES=triton.next_power_of_2(group),
         ACCUMULATE=accumulate,
         SPANS_SUMMED=spans_first,
+        BY_ROW=by_row,
         num_warps=1,
     )
