@@ -1,10 +1,10 @@
 """Draws docs/surfels.jpg: a held-out view and the normals of its depth, from runs with 3D and with 2D Gaussians.
 
-    tsplat train SCENE --out RUN_3D --max-size 400 --steps 1500
-    tsplat train SCENE --out RUN_2D --max-size 400 --steps 1500 --primitive 2dgs
+    tsplat train SCENE --out RUN_3D --steps 1500
+    tsplat train SCENE --out RUN_2D --steps 1500 --primitive 2dgs
     python -m benchmarks.surfel_image RUN_3D RUN_2D --view NAME
 
-Views are rendered at the size of the training images.
+Views are rendered at the size of the training images, without their edges, which few photographs show.
 """
 
 import argparse
@@ -20,6 +20,9 @@ from tsplat.scene.images import to_bytes
 from tsplat.scene.rendered_views import render_views
 from tsplat.viewing.run_cameras import find_cameras
 
+EDGE = 0.1
+"""Fraction of the width and height that is left out at each edge."""
+
 IMAGE = Path(__file__).parents[1] / "docs" / "surfels.jpg"
 
 
@@ -32,8 +35,9 @@ def view_and_normals(gaussians: Gaussians, camera: Camera) -> list[Image.Image]:
         images, _, _ = render_views(gaussians, [camera], render_mode="RGB+ED")
         normals = depth_to_normals(images[0, ..., 3:], camera.viewmat.inverse(), camera.K)
         normals = normals @ camera.viewmat[:3, :3].T * torch.tensor([1.0, -1.0, -1.0])
+    rows, columns = (slice(round(EDGE * n), round((1 - EDGE) * n)) for n in (camera.height, camera.width))
     shown = (images[0, ..., :3].clamp(0, 1), (normals + 1) / 2)
-    return [Image.fromarray(to_bytes(image).numpy()) for image in shown]
+    return [Image.fromarray(to_bytes(image[rows, columns]).numpy()) for image in shown]
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ def figures(parsed):
 
 def test_sections_are_in_order(parsed):
     assert [text for _, _, text in parsed.of("h2")] == [
-        "Curves", "Test views", "Images", "Quality", "Distributions", "Configuration", "Machine", "Time",
+        "Images", "Curves", "Test views", "Quality", "Distributions", "Configuration", "Machine", "Time",
         "Command line",
     ]  # fmt: skip
     assert len(parsed.of("svg")) == 6
