@@ -27,7 +27,7 @@ from .stages.capacity import check_capacity
 from .stages.eval3d import unit_rays
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
-from .stages.meta import GRAPH_RESULTS, Rendering, describe_reference, describe_render
+from .stages.meta import GRAPH_RESULTS, Rendering, describe_reference, describe_render, rows_of_meta
 from .stages.primitives import composite_maps, prepare_rows
 from .stages.projection import project
 from .stages.shading import shade
@@ -55,6 +55,8 @@ def render(call: Call) -> Rendering:
     shaped, features, extra = prepare_rows(call, gaussians, cameras, projected, features)
     # Exchange: receive the rows of this rank's cameras. A single rank keeps all rows.
     received, features = exchange(call.ranks, shaped, features, absgrad=options.absgrad)
+    projected = rows_of_meta(call, projected)
+    del shaped, colors  # what was sent is only needed for meta
     # Intersect: list the rows of each tile, front to back.
     splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
     on_tiles, periods = call.tile_inputs(received, cameras)

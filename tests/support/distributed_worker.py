@@ -4,6 +4,7 @@ Starting processes is slow, so all ranks are forked from one process and run all
 writes a log, and a report to another file.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import importlib
@@ -30,6 +31,7 @@ import tsplat
 from benchmarks.scaling import ROW_BYTES, ROW_BYTES_BACK
 from tests.support import cases, scenes
 from tests.support.closeness import FP32_EPSILONS, assert_exact, compare
+from tsplat.stages.meta import released_rows
 
 TIMEOUT = datetime.timedelta(seconds=120)
 PER_GAUSSIAN = ("means", "quats", "scales", "covars", "opacities", "colors", "extra_signals")
@@ -409,6 +411,15 @@ def release(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
                 (colors.sum() + alphas.sum()).backward()
             del colors, alphas, meta
             assert [reference() for reference in kept] == [None] * 3, (absgrad, backward)
+    found = []
+    for context in (contextlib.nullcontext(), released_rows()):
+        with context:
+            colors, alphas, meta = call(dict(packed=True))
+        found.append((colors, alphas, meta["received"]["means2d"], meta["received"]["gaussian_ids"]))
+        assert len(meta["means2d"]) == len(meta["gaussian_ids"]) and meta["means2d"].dim() == 2
+        assert len(meta["means2d"]) == 0 or len(found) == 1
+        (colors.sum() + alphas.sum()).backward()
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
     return {}
 
 

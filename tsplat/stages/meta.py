@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -108,6 +110,30 @@ class Rendering(NamedTuple):
     cameras: Cameras | None = None
 
 
+_RELEASES_ROWS: ContextVar[bool] = ContextVar("_RELEASES_ROWS", default=False)
+"""Whether :func:`released_rows` is active."""
+
+
+@contextlib.contextmanager
+def released_rows() -> Iterator[None]:
+    """Leaves rows of projected Gaussians out of ``meta`` of packed distributed calls in the block.
+
+    The memory of rows that were sent is then released before intersection. ``meta["received"]`` is complete.
+    """
+    token = _RELEASES_ROWS.set(True)
+    try:
+        yield
+    finally:
+        _RELEASES_ROWS.reset(token)
+
+
+def rows_of_meta(call: Call, projected: ProjectedGaussians) -> ProjectedGaussians:
+    """Returns the rows of this rank's Gaussians that ``meta`` describes: all, or none in :func:`released_rows`."""
+    if call.ranks is None or projected.dense_ids is None or not _RELEASES_ROWS.get():
+        return projected
+    return projected.map_rows(lambda tensor: tensor.new_empty(0, *tensor.shape[1:]))._replace(row_of=None)
+
+
 def describe_render(
     call: Call,
     valid: Tensor | None,
@@ -121,7 +147,7 @@ def describe_render(
 
     Args:
         valid: [..., N] bool, or None if values were not checked.
-        projected: The rows of this rank's Gaussians.
+        projected: The result of :func:`rows_of_meta`.
         received: The rows that this rank composited, with the shapes of their footprint.
         intersections: The intersections of ``received``.
         maps: Images by name. Those of outputs with a key in ``meta`` are added to it.

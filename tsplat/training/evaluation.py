@@ -22,6 +22,7 @@ from ..scene.capture.views import View
 from ..scene.gaussians import Gaussians
 from ..scene.option_types import Color
 from ..scene.rendered_views import kind_of_call, render_views
+from ..stages.meta import released_rows
 from ..support.extras import require
 from ..support.free_memory import trim_heap
 from .configuration import Config
@@ -265,7 +266,8 @@ def _calls(
 
 def _render(gaussians: Gaussians, camera: Camera, is_own: bool, options: dict[str, Any]) -> Tensor:
     """Renders a view, [H, W, 3], or joins a collective call without one, [0, H, W, 3]."""
-    images = render_views(gaussians, [camera], n_cameras=None if is_own else 0, **options)[0]
+    with released_rows():
+        images = render_views(gaussians, [camera], n_cameras=None if is_own else 0, **options)[0]
     return images[0] if is_own else images
 
 

@@ -21,6 +21,7 @@ from ..scene.gaussians import Gaussians
 from ..scene.option_types import Color
 from ..scene.rendered_views import kind_of_call, render_views
 from ..stages.capacity import any_overflow, deferred, max_needed
+from ..stages.meta import released_rows
 from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification
 from .exposure_gains import gains_of_points
@@ -378,20 +379,21 @@ class ViewGradients:
         Depth is rendered if one of the additional `losses` needs it. Returns as :func:`render_views`.
         """
         strategy = self._densification.strategy
-        images, alphas, meta = render_views(
-            gaussians,
-            [camera],
-            n_cameras=n_cameras,
-            background=background,
-            sh_degree=sh_degree,
-            render_mode="RGB+ED" if any(term.needs_depth for term in losses) else "RGB",
-            absgrad=strategy is not None and strategy.absgrad,
-            # A rank projects its Gaussians on the cameras of all ranks; a packed call only keeps what they show.
-            packed=self._sharded and not self._reads_rendering,
-            group=self._ranks.group if self._sharded else None,
-            backend=self._config.backend,
-            capacity=capacity,
-        )
+        with released_rows():
+            images, alphas, meta = render_views(
+                gaussians,
+                [camera],
+                n_cameras=n_cameras,
+                background=background,
+                sh_degree=sh_degree,
+                render_mode="RGB+ED" if any(term.needs_depth for term in losses) else "RGB",
+                absgrad=strategy is not None and strategy.absgrad,
+                # A rank projects its Gaussians on the cameras of all ranks; a packed call only keeps what they show.
+                packed=self._sharded and not self._reads_rendering,
+                group=self._ranks.group if self._sharded else None,
+                backend=self._config.backend,
+                capacity=capacity,
+            )
         if self._sharded:
             self.received_rows += len(meta["received"]["camera_ids"])
         return images, alphas, meta
