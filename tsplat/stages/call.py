@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..arguments import (
     check_backgrounds,
@@ -19,20 +17,19 @@ from ..arguments import (
     check_tensor,
     compute_dtype,
     is_per_camera,
-    tensor_key,
 )
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, Rays, Splats, TileGrid
 from ..errors import ArgumentError, UnsupportedError
 from ..runtime.backend import launchers
 from ..runtime.bundles import flatten, restore, structure
-from ..runtime.compilation import plain_all, refuse_transforms
+from ..runtime.compilation import plain_all
 from ..runtime.memory import MemoryBudget, check_images
 from .agreement import Ranks, check_distributed, checks_on_all_ranks, join_ranks
 from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
 from .lens_models import LensArguments, add_lens, given_intrinsics, u_periods
 from .lidars import LidarLayout, check_no_lens
-from .options import IMMUTABLE_TYPES, Options, Settings, check_options, unsupported
+from .options import Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, mark_valid, raise_if_invalid, warn_if_nothing_is_visible
 
@@ -41,7 +38,7 @@ from .validation import explain_sizes, mark_valid, raise_if_invalid, warn_if_not
 class Call:
     """A call of :func:`tsplat.rasterization` or :func:`tsplat.rasterization_2dgs`.
 
-    Apart from ``bytes_per_intersection`` and ``sparse_gradients``, stages do not change it.
+    Apart from ``sparse_gradients``, stages do not change it.
 
     Attributes:
         means, quats, scales, opacities, colors: The Gaussians as given: [..., N, 3], [..., N, 4], [..., N, 3],
@@ -58,7 +55,6 @@ class Call:
         n_features: The number of channels of all images of the call, for the check of memory.
         dtype: The compute dtype.
         grid: The tiles of this rank's images.
-        bytes_per_intersection: Cache of :meth:`memory_budget`, by number of features.
     """
 
     means: Tensor
@@ -82,7 +78,6 @@ class Call:
     n_features: int = dataclasses.field(init=False)
     dtype: torch.dtype = dataclasses.field(init=False)
     grid: TileGrid = dataclasses.field(init=False)
-    bytes_per_intersection: dict[int, int] = dataclasses.field(init=False)
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -155,12 +150,9 @@ class Call:
 
     def memory_budget(self, splats: Splats) -> MemoryBudget:
         """Returns the memory budget for the intersections of splats."""
-        device, n_features = splats.means2d.device, splats.n_features
-        needed = self.bytes_per_intersection.get(n_features)
-        if needed is None:
-            kernels, settings = launchers(device, self.options.backend), self.settings.compositing
-            needed = kernels.bytes_per_intersection(splats.means2d, self.grid, n_features, settings)
-            self.bytes_per_intersection[n_features] = needed
+        device, settings = splats.means2d.device, self.settings.compositing
+        kernels = launchers(device, self.options.backend)
+        needed = kernels.bytes_per_intersection(splats.means2d, self.grid, splats.n_features, settings)
         return MemoryBudget(device, self.options.memory_budget, needed)
 
     def explain_memory(self) -> str:
@@ -220,15 +212,6 @@ ARGUMENTS = (
     "extra_signals", "rays",
 )  # fmt: skip
 """Attributes of a call that are arguments of the caller."""
-_arguments_of = operator.attrgetter(*ARGUMENTS)
-
-DERIVED = ("options", *(field.name for field in dataclasses.fields(Call) if not field.init))
-"""Attributes derived from the options and the shapes, dtypes and devices of tensors."""
-
-_checked: dict[Any, dict[str, Any]] = {}
-"""Cache: check key of a call, see :func:`_check_or_look_up` -> the values of ``DERIVED``."""
-
-CHECKED_MAX = 256
 
 
 def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
@@ -263,11 +246,11 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
         raise ArgumentError("group: passed, but distributed is False; pass distributed=True, or no group")
     ranks = join_ranks(group, call.means) if distributed else None
     if ranks is None:
-        _check_or_look_up(call)
+        _check_all(call)
         _check_values(call)
     else:
         with checks_on_all_ranks(ranks, options.shared()) as description:
-            _check_or_look_up(call)
+            _check_all(call)
             _check_values(call)
             launchers(call.means.device, call.options.backend)  # raises if the backend cannot run
             ranks.check_device(call.means)
@@ -277,30 +260,6 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
     call.ranks = ranks
     call.sparse_gradients = SparseGradients() if call.options.sparse_grad else None
     return call
-
-
-def _check_or_look_up(call: Call) -> None:
-    """Checks tensors and options, and sets the attributes ``DERIVED``.
-
-    A call with the check key of an earlier one takes ``DERIVED`` from the cache. A call is not cached if the checks
-    replaced tensors: by plain tensors, placeholders of colors, or cameras with lenses.
-    """
-    options = call.options
-    types, tensors = tuple(map(type, options)), flatten(_arguments_of(call))
-    tensor_keys = [type(None) if t is None else tensor_key(t) for t in tensors]
-    check_key = (options, types, type(call.cameras), torch.is_grad_enabled(), *tensor_keys)
-    is_cacheable = None not in tensor_keys and IMMUTABLE_TYPES.issuperset(types) and forward_ad._current_level < 0
-    checked = _checked.get(check_key) if is_cacheable else None
-    # A tensor without an address was freed. The checks raise for it.
-    if checked is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):
-        refuse_transforms()
-        vars(call).update(checked)
-    else:
-        _check_all(call)
-        if is_cacheable and all(map(operator.is_, flatten(_arguments_of(call)), tensors)):
-            if len(_checked) >= CHECKED_MAX:
-                _checked.clear()
-            _checked[check_key] = {name: getattr(call, name) for name in DERIVED}
 
 
 def _check_values(call: Call) -> None:
@@ -317,9 +276,10 @@ def _check_values(call: Call) -> None:
 
 
 def _check_all(call: Call) -> None:
+    """Checks the arguments without reading their values, and sets the attributes that follow from them."""
     sweeps = call.lens.viewmats_rs is not None
     call.options, call.settings = options, settings = check_options(call.options, sweeps=sweeps)
-    vars(call).update(zip(ARGUMENTS, plain_all(ARGUMENTS, _arguments_of(call))))
+    vars(call).update(zip(ARGUMENTS, plain_all(ARGUMENTS, [getattr(call, name) for name in ARGUMENTS])))
     if call.lidar is not None:
         check_no_lens(call.lens._asdict())
         call.cameras = call.lidar.cameras(call.cameras)
@@ -367,7 +327,6 @@ def _check_all(call: Call) -> None:
             raise UnsupportedError(f"distributed: {name}{found} is not implemented; {instead}")
     width = settings.compositing.camera.width
     call.grid = TileGrid.cover(math.prod(batch) * n_cameras, width, options.height, options.tile_size)
-    call.bytes_per_intersection = {}
 
 
 def _per_batch(values: Tensor | None, sh_degree: int | None, batch: torch.Size) -> Tensor | None:
