@@ -1,10 +1,10 @@
 """Creates the images of README.md: `python -m benchmarks.readme_images --scene SCENE`.
 
-Writes ``docs/training.webp``, the views of a moving camera while a scene is trained, and ``docs/viewer.jpg``, the
-viewer with the trained model. The camera moves past some of the photographs, and looks at a point a little above the
-one that all photographs look at. ``--models`` also writes ``docs/scenes.jpg``, four models, ``docs/orbit.webp``, an
-orbit around one of them, and ``docs/knot.jpg``, the image of the quick start. With ``--run RUN``, a run on the same
-photographs, in place of ``--scene``, nothing is trained, and ``docs/training.webp`` is not written.
+Writes ``docs/training.webp``, the views of a moving camera while a scene is trained. The camera moves past some of the
+photographs, and looks at a point a little above the one that all photographs look at. ``--models`` also writes
+``docs/scenes.jpg``, four models, ``docs/orbit.webp``, an orbit around one of them, ``docs/viewer.jpg``, the viewer with
+another, and ``docs/knot.jpg``, the image of the quick start. With ``--run RUN --models``, a run on the same photographs
+takes the place of a training, and ``docs/training.webp`` is not written. ``--viewer`` only writes ``docs/viewer.jpg``.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from tsplat.scene.images import to_bytes
 from tsplat.training import Trainer, preset
 from tsplat.training.runs.initial_gaussians import initial_gaussians
 from tsplat.viewing import first_view, orbit_around, path_along, render, render_frames
-from tsplat.viewing.run_cameras import complete_framing
+from tsplat.viewing.run_cameras import complete_framing, find_cameras
 from tsplat.viewing.trajectories import cameras_of_views, choose_camera
-from tsplat.viewing.viewer import Renderer, ViewedModel, Viewer, frame_model, open_viewed
+from tsplat.viewing.viewer import Viewer, open_viewed
 
 DOCS = Path(__file__).parents[1] / "docs"
 FRAMES = 48
@@ -44,8 +44,11 @@ MODELS_SHOWN = {"luma-seal.splat": (0.0, 0.93), "kettle.spz": (0.5, 0.82), "play
 """Models in the image of scenes, the fraction of a turn from which each is shown, and its size relative to the largest
 that fits."""
 
-BANANA, BANANA_VIEWER = "DSC_0438", "DSC_0437"
-"""Photographs from whose cameras the run is shown in the image of scenes, and in the viewer."""
+VIEWED = "playbot_3.from_sog.ply"
+"""Model in the image of the viewer."""
+
+BANANA = "DSC_0438"
+"""Photograph from whose camera the run is shown in the image of scenes."""
 
 VIEWS = ("DSC_0425", "DSC_0426", "DSC_0436", "DSC_0437", "DSC_0438")
 """Photographs of `banana` along which the camera moves, on the side with most photographs."""
@@ -56,7 +59,7 @@ LIFT = 0.03
 FRAME_TIME, LAST_TIME = 80, 1600
 """Milliseconds of each frame, and of the last one of the training, which shows the result."""
 
-CROP, CROP_VIEWER, CROP_SCENES = 0.95, 0.9, 0.9
+CROP, CROP_SCENES = 0.95, 0.9
 """Fields of view relative to that of the photographs, whose corners have few sparse points."""
 
 PAGE = (1280, 800)
@@ -129,6 +132,7 @@ def write_models(banana: Image.Image) -> None:
     seal = open_model(MODELS / "luma-seal.splat")
     cameras = model_cameras(seal, [i / FRAMES for i in range(FRAMES)])
     write_animation(DOCS / "orbit.webp", list(render_frames(seal, cameras)))
+    write_viewer()
     write_quick_start()
 
 
@@ -142,35 +146,36 @@ def write_quick_start() -> None:
             image.resize((480, 360), Image.Resampling.LANCZOS).save(DOCS / "knot.jpg", quality=88)
 
 
-def viewer_image(model: ViewedModel) -> Image.Image:
-    """Returns a screenshot of the viewer in a web browser, from the position of a photograph."""
-    eye = choose_camera(model.cameras, BANANA_VIEWER).position.tolist()
-    model = dataclasses.replace(model, eye=eye, fov=CROP_VIEWER * model.fov)
+def write_viewer() -> None:
+    """Writes a screenshot of the viewer in a web browser with one of the models."""
+    model = open_viewed(MODELS / VIEWED, torch.device("cpu"), warn=print)
     viewer = Viewer([model], port=18080, open_model=lambda path, warn: model)
     model.warm_up()
     with open_page(viewer.url, *PAGE) as page:
         time.sleep(20)
-        image = Image.fromarray(page.screenshot())
+        Image.fromarray(page.screenshot()).save(DOCS / "viewer.jpg", quality=90)
     viewer.close()
-    return image
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--scene", type=Path, help="folder of photographs with cameras")
-    source.add_argument("--run", type=Path, help="run whose model the viewer shows")
+    source.add_argument("--run", type=Path, help="run that the image of scenes shows")
+    source.add_argument("--viewer", action="store_true", help="write only the picture of the viewer")
     parser.add_argument("--downscale", type=int, default=1, help="factor by which photographs are made smaller")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--views", nargs="+", default=VIEWS, help="photographs along which the camera moves")
     parser.add_argument("--models", action="store_true", help="write the pictures of several models, too")
     parser.add_argument("--out", type=Path, help="PLY file for the trained model")
     options = parser.parse_args()
+    if options.viewer:
+        write_viewer()
+        return
     if options.run is not None:
-        model = open_viewed(options.run, torch.device("cpu"), warn=print)
-        viewer_image(model).save(DOCS / "viewer.jpg", quality=90)
-        if options.models:
-            write_models(photographed(model.gaussians, model.cameras))
+        if not options.models:
+            parser.error("--run: only with --models")
+        write_models(photographed(open_model(options.run), find_cameras(options.run)))
         return
     capture = read_capture(options.scene, downscale=options.downscale, test_every=0)
     cameras = cameras_of_views(capture.train, capture.test)
@@ -183,7 +188,6 @@ def main() -> None:
         write_ply(options.out, gaussians)
     if options.models:
         write_models(photographed(gaussians, cameras))
-    viewer_image(frame_model("banana", Renderer(gaussians), cameras)).save(DOCS / "viewer.jpg", quality=90)
 
 
 if __name__ == "__main__":
