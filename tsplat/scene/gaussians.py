@@ -107,9 +107,8 @@ class Gaussians:
 
     def __repr__(self) -> str:
         flags = [name for name in ("antialiased", "surfels") if getattr(self, name)]
-        return (
-            f"Gaussians({', '.join([f'{len(self):,}', f'SH degree {self.sh_degree}', *flags, str(self.means.device)])})"
-        )
+        parts = [f"{len(self):,}", f"SH degree {self.sh_degree}", *flags, str(self.means.device)]
+        return f"Gaussians({', '.join(parts)})"
 
     def _repr_png_(self) -> bytes | None:
         draw = type(self).draw

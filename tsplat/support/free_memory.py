@@ -57,14 +57,12 @@ def available_bytes(root: str | os.PathLike[str] = "/") -> int | None:
     Args:
         root: Folder in which ``proc`` and the mount points are looked up.
     """
-    limits = [*_machine(Path(root)), *_control_groups(Path(root)), *_process_limits(Path(root))]
+    root = Path(root)
+    machine = _entries(root / "proc/meminfo", "MemAvailable:")
+    limits = [*machine, *_control_groups(root), *_process_limits(root)]
     given = LIMIT.get()
     limits += [] if given is None else [given]
     return max(0, min(limits)) if limits else None
-
-
-def _machine(root: Path) -> Iterator[int]:
-    yield from _entries(root / "proc/meminfo", "MemAvailable:")
 
 
 def _entries(path: Path, name: str) -> Iterator[int]:
@@ -79,9 +77,8 @@ def _control_groups(root: Path) -> Iterator[int]:
     """Yields the remaining memory of the process's control groups and of the groups around them."""
     for folder, kind in _groups(root):
         limit_name, used_name, cached_name = CGROUP_FILES[kind]
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # no file at the root of version 2; "max" where there is no limit
+        # The root of version 2 has no files, and a group without a limit has "max".
+        with contextlib.suppress(OSError, ValueError):
             limit = int((folder / limit_name).read_text())
             used = int((folder / used_name).read_text())
             stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())

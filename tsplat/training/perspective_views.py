@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..formulas.panorama_angles import longitude_and_latitude
+from ..precision import fp64
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
 
@@ -105,7 +106,7 @@ def _rotation(camera: Camera, step: int) -> Tensor:
     forward = (math.cos(pitch) * math.sin(yaw), math.sin(pitch), math.cos(pitch) * math.cos(yaw))
     level = (math.cos(yaw), 0.0, -math.sin(yaw))
     below = (-math.sin(pitch) * math.sin(yaw), math.cos(pitch), -math.sin(pitch) * math.cos(yaw))
-    return torch.tensor([level, below, forward], dtype=torch.float64, device="cpu")
+    return fp64([level, below, forward])
 
 
 def _angles(camera: Camera) -> tuple[float, float, float, float]:

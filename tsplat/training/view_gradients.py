@@ -167,7 +167,7 @@ class ViewGradients:
 
         Other ranks may have selections of other sizes, or none.
         """
-        cameras = [self._camera_for_step(step, index, self._views[index].camera) for index in views]
+        cameras = self._cameras_for_step(step, views)
         n = len(self._parameters.params["means"])
         rows = union([self._select(camera) for camera in cameras], n)
         if rows is None or len(rows) > SELECTION_SHARE_MAX * n:
@@ -178,9 +178,10 @@ class ViewGradients:
 
     def _calls_of_ranks(self, step: int, views: Sequence[int]) -> Iterator[tuple[int, bool]]:
         """Yields the calls that render the views of a step; see :func:`.sampling.calls_of_ranks`."""
-        return calls_of_ranks(
-            [self._kind_of_call(step, index) if self._sharded else None for index in views], self._ranks
-        )
+        kinds: list[object] = [None] * len(views)
+        if self._sharded:
+            kinds = [kind_of_call(camera) for camera in self._cameras_for_step(step, views)]
+        return calls_of_ranks(kinds, self._ranks)
 
     def _compute(
         self,
@@ -207,7 +208,7 @@ class ViewGradients:
         self, passes: ViewPasses, step: int, views: Sequence[int], backgrounds: Sequence[Color]
     ) -> tuple[Tensor, list[dict[str, Any]]]:
         """Computes :meth:`compute` one view after the other, by passes where there are any."""
-        cameras = [self._camera_for_step(step, index, self._views[index].camera) for index in views]
+        cameras = self._cameras_for_step(step, views)
         selections = [self._select(camera) for camera in cameras]
         n_gaussians = len(self._parameters.params["means"])
         if len(views) == 1:
@@ -408,13 +409,13 @@ class ViewGradients:
         with full_precision():
             return self._camera_for_step(step, index, self._parameters.camera_of(index, self._views[index].camera))
 
+    def _cameras_for_step(self, step: int, views: Sequence[int]) -> list[Camera]:
+        """Returns the cameras of training views, or of the perspective views that a step trains on."""
+        return [self._camera_for_step(step, index, self._views[index].camera) for index in views]
+
     def _camera_for_step(self, step: int, index: int, camera: Camera) -> Camera:
         """Returns the given camera, or that of a perspective view if the step trains on one."""
         return perspective_camera(camera, step) if self._is_perspective(step, index) else camera
-
-    def _kind_of_call(self, step: int, index: int) -> object:
-        """Returns a key that is equal for cameras that one call can render."""
-        return kind_of_call(self._camera_for_step(step, index, self._views[index].camera))
 
     def _is_perspective(self, step: int, index: int) -> bool:
         """Returns whether a step trains on a perspective view in place of the panorama."""

@@ -1,8 +1,9 @@
 """Drop-in replacement for the packages that Inria's 3D Gaussian Splatting imports: change the imports, or call
 :func:`install`.
 
-| imported as | here | | --- | --- | | ``diff_gaussian_rasterization`` | this package | | ``simple_knn._C`` |
-:mod:`tsplat.compat.inria.simple_knn._C` | | ``fused_ssim`` | :mod:`tsplat.compat.inria.fused_ssim` |
+- ``diff_gaussian_rasterization`` is this package.
+- ``simple_knn._C`` is :mod:`tsplat.compat.inria.simple_knn._C`.
+- ``fused_ssim`` is :mod:`tsplat.compat.inria.fused_ssim`.
 
 ``python -m tsplat.compat.inria SCRIPT`` runs a script with these packages and the modules of forks from tsplat.
 """

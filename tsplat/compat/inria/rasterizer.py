@@ -73,7 +73,9 @@ class GaussianRasterizer(torch.nn.Module):
         default_generation: 2023; "mcmc" after ``compute_relocation`` has been imported, as 3dgs-mcmc does.
         own_returns: Values that the module of a fork always returns, such as ``diff_gaussian_rasterization_ms``; or
             None.
-        others: Additional arguments of forks that :meth:`forward` takes; `features` are those that are rendered.
+        n_scales: Number of columns of ``scales``.
+        others: Additional arguments of forks that :meth:`forward` takes.
+        features: The additional arguments that are rendered as channels.
 
     Raises:
         ArgumentError: The generation or a name is unknown, or a setting is invalid.

@@ -147,13 +147,11 @@ class Lens:
         return None
 
     @property
-    def is_pinhole(self) -> bool:
-        return self.model == "pinhole" and not any(self.distortion) and self.colmap is None and not self.skew
-
-    @property
     def is_undistorted(self) -> bool:
         """Whether the lens has no distortion: a pinhole lens or a panorama."""
-        return self.is_pinhole or self.model == "equirectangular"
+        if self.model != "pinhole":
+            return self.model == "equirectangular"
+        return not any(self.distortion) and self.colmap is None and not self.skew
 
     @property
     def undistorted(self) -> "Lens":

@@ -9,7 +9,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,13 +63,13 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
     vertex = _table(ply, "vertex", VERTEX)
     colored = "min_r" in ply.elements["chunk"].names if "chunk" in ply.elements else False
     ranges = RANGES if colored else RANGES[:2]
-    chunk = _table(ply, "chunk", [bound + name for names in ranges for bound in BOUNDS for name in names])
+    chunk = _table(ply, "chunk", _bound_names(ranges))
     if len(chunk) != math.ceil(len(vertex) / CHUNK):
         raise FileError(
             f"{ply.path}: expected {math.ceil(len(vertex) / CHUNK)} chunks for {len(vertex):,} Gaussians, "
             f"found {len(chunk)}; the file is damaged"
         )
-    known = {"vertex": VERTEX, "chunk": [bound + name for names in RANGES for bound in BOUNDS for name in names]}
+    known = {"vertex": VERTEX, "chunk": _bound_names(RANGES)}
     for name, properties in known.items():
         names = (prop for prop in ply.elements[name].names if prop not in properties)
         note_ignored(ply.path, f"the properties of {name!r}:", names, warn)
@@ -117,7 +117,7 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str]) -> byte
     sh = rearrange(bytes_of_sh, "n k c -> n (c k)")
     n = len(gaussians)
     elements = {
-        "chunk": (len(mean_bounds), [f"float {bound}{name}" for names in RANGES for bound in BOUNDS for name in names]),
+        "chunk": (len(mean_bounds), [f"float {name}" for name in _bound_names(RANGES)]),
         "vertex": (n, [f"uint {name}" for name in VERTEX]),
         **({"sh": (n, [f"uchar f_rest_{i}" for i in range(sh.shape[1])])} if sh.shape[1] else {}),
     }
@@ -217,7 +217,12 @@ def _pack(fractions: NDArray[Any], bits: tuple[int, ...]) -> NDArray[np.uint32]:
     return words
 
 
-def _table(ply: PlyFile, name: str, needed: tuple[str, ...] | list[str]) -> Table:
+def _bound_names(ranges: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the properties of a chunk with the bounds of these ranges."""
+    return [bound + name for names in ranges for bound in BOUNDS for name in names]
+
+
+def _table(ply: PlyFile, name: str, needed: Sequence[str]) -> Table:
     """Reads all records of an element; raises FileError if it lacks one of the properties `needed`."""
     element = ply.elements.get(name)
     missing = [prop for prop in needed if element is None or prop not in element.names]

@@ -202,9 +202,8 @@ def _decode(
     sections: Sequence[bytes], version: int, count: int, degree: int, fraction: int, flags: int, axes: Axes
 ) -> Gaussians:
     """Decodes the sections, and converts the Gaussians to the axes of PLY files."""
-    positions, opacities, colors, scales, rotations, rest = (
-        np.frombuffer(section, np.uint8).reshape(count, -1 if section else 0) for section in sections
-    )
+    bytes_of = [np.frombuffer(section, np.uint8).reshape(count, -1 if section else 0) for section in sections]
+    positions, opacities, colors, scales, rotations, rest = bytes_of
     words = np.zeros((count, 3, 4), np.uint8)
     words[..., 1:] = positions.reshape(count, 3, 3)
     # 24-bit integers in the upper three bytes of an int32 keep their sign.

@@ -270,9 +270,8 @@ def _select_nerfstudio(path: Path, state: dict[Any, Any]) -> dict[str, Any]:
     theirs_by_name = {
         match[1]: tensor for name, tensor in state.items() if (match := NERFSTUDIO_NAME.fullmatch(str(name)))
     }
-    if missing := [
-        theirs for theirs in NERFSTUDIO_NAMES.values() if not isinstance(theirs_by_name.get(theirs), Tensor)
-    ]:
+    missing = [name for name in NERFSTUDIO_NAMES.values() if not isinstance(theirs_by_name.get(name), Tensor)]
+    if missing:
         raise FileError(f"{path}: 'pipeline' lacks {', '.join(missing)} of splatfacto; other methods are not read")
     tensors = {name: theirs_by_name[theirs] for name, theirs in NERFSTUDIO_NAMES.items()}
     if tensors["shN"].dim() == 3 and tensors["shN"].shape[1] == 0:

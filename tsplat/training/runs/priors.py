@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...errors import ArgumentError, FileError, MissingExtraError, UnsupportedError
 from ...formulas.pixel_centers import pixel_centers
+from ...precision import fp64
 from ...scene.cameras import Camera, project_points
 from ...scene.capture.views import Capture, View
 from ...scene.exr_maps import read_exr
@@ -142,7 +143,8 @@ def _with_prior(view: View, name: str, path: Path, config: RunConfig) -> View:
     if name == "depth_prior":
         prior = values[0].masked_fill(~is_known, torch.nan)
         if config.depth_along == "ray":
-            prior = prior / _all_cosines(view.camera, prior)
+            x, y = pixel_centers(view.width, view.height, prior)
+            prior = prior / _cosines(view.camera, x, y[:, None])
     elif name == "depth_confidence":
         prior = values[0] * is_known
     else:
@@ -151,15 +153,10 @@ def _with_prior(view: View, name: str, path: Path, config: RunConfig) -> View:
     return view.replaced(**{name: prior}, files=(*view.files, path))
 
 
-def _all_cosines(camera: Camera, depths: Tensor) -> Tensor:
-    """Returns the cosine between the ray of each pixel and the optical axis, [H, W]; see :func:`_cosines`."""
-    x, y = pixel_centers(camera.width, camera.height, depths)
-    y, x = torch.meshgrid(y, x, indexing="ij")
-    return _cosines(camera, x, y)
-
-
 def _cosines(camera: Camera, x: Tensor, y: Tensor) -> Tensor:
     """Returns the cosines between the rays of image points and the optical axis; NaN for rays that point backward.
+
+    `x` and `y` are broadcast.
 
     Panoramas have cosines of 1, as their depth is along the rays. Raises UnsupportedError for distorted lenses.
     """
@@ -264,7 +261,7 @@ def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -
     per_file = similarity_scale(capture.frame.to_local())
     given = config.depth_unit * per_file
     medians = [float((sample.values / sample.inverse).median()) for sample in samples]
-    units = torch.tensor(medians, dtype=torch.float64, device="cpu")
+    units = fp64(medians)
     if not len(units):
         if given:
             return given, given, []
@@ -395,9 +392,8 @@ def _points_away(view: View) -> bool:
         return False
     K = view.camera.K.to(normals)
     x, y = pixel_centers(normals.shape[1], normals.shape[0], normals)
-    y, x = torch.meshgrid(y, x, indexing="ij")
-    rays = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)], -1)
-    cosines = (normals * rays).sum(-1)
+    x, y = (x - K[0, 2]) / K[0, 0], (y[:, None] - K[1, 2]) / K[1, 1]
+    cosines = normals[..., 0] * x + normals[..., 1] * y + normals[..., 2]
     return bool((cosines > 0).sum() > (cosines < 0).sum())
 
 
