@@ -87,7 +87,12 @@ def test_help_shows_the_most_used_options(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse(["--help"])
     printed = capsys.readouterr().out
-    assert {*re.findall(r"^  (--[\w.-]+)", printed, re.M)} == {*COMMON, "--help-all"}
+    assert re.findall(r"^  (--[\w.-]+)", printed, re.M) == [*COMMON, "--help-all"]
+    assert printed.endswith("\nexamples:\n  tsplat train scene --out run\n" + "".join(printed.splitlines(True)[-2:]))
+    for example in re.findall(r"^  tsplat train (.+)$", printed.partition("examples:")[2], re.M):
+        parse(example.split())
+    words = " ".join(printed.split())
+    assert "photographs are downscaled. (default: 1)" in words and "(default: off) --sky INT" in words
     assert "options:" in printed and "strategy." not in printed.partition("options:")[2]
 
 

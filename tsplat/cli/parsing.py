@@ -90,13 +90,21 @@ def add_settings(
         if types[field.name] is bool:
             group, dot, last = option.removeprefix("--").rpartition(".")
             strings.append(f"--{group}{dot}no-{last}")
-        shown = f"{value:.6g}" if isinstance(value, float) else value
-        default = (defaults or {}).get(field.name, "none" if value in ("", None, ()) else shown)
+        default = (defaults or {}).get(field.name, _write_default(value))
         repeatable = "repeatable; " if keywords.get("action") == "append" else ""
         description = f"{descriptions.get(field.name, '')} ({repeatable}default: {default})"
         keywords["help"] = description.strip().replace("%", "%%")
         value = list(value) if isinstance(value, tuple) else value
         parser.add_argument(*strings, dest=name, default=value, **keywords | changes.get(field.name, {}))
+
+
+def _write_default(value: Any) -> str:
+    """Returns the word for a default in the help."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "none" if value in ("", None, ()) else str(value)
 
 
 def settings_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace, settings: T, prefix: str = "") -> T:

@@ -21,10 +21,15 @@ CPU_STEPS = 1500
 PROGRAM = "tsplat train"
 
 COMMON = (
-    "--out", "--preset", "--steps", "--minutes", "--max-gaussians", "--downscale", "--max-size", "--init", "--camera",
-    "--primitive", "--pose-refinement", "--sky", "--background", "--view", "--gpus",
+    "--out", "--view", "--steps", "--minutes", "--max-size", "--downscale", "--max-gaussians", "--preset", "--init",
+    "--camera", "--primitive", "--pose-refinement", "--sky", "--background", "--gpus",
 )  # fmt: skip
-"""Options that ``--help`` shows; ``--help-all`` shows all."""
+"""Options that ``--help`` shows, in this order; ``--help-all`` shows all."""
+
+EXAMPLES = f"""examples:
+  {PROGRAM} scene --out run
+  {PROGRAM} scene --out run --view --minutes 5
+  {PROGRAM} --resume run"""
 
 PRESET_HELP = (
     "settings to start from. standard splits Gaussians, up to --max-gaussians, with learning rates for the number of "
@@ -84,7 +89,9 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> argparse.
 def _print_all_options(known: argparse.Namespace, steps: int) -> NoReturn:
     """Prints the help of all options and exits. Those of the strategy follow after PyTorch is imported."""
     base = _with_primitive(preset_settings(known.preset, steps), known)
-    first = _run_parser(base, known.preset).format_help()
+    parser = _run_parser(base, known.preset)
+    parser.epilog = None  # follows the options of the strategy
+    first = parser.format_help()
     print(first, end="", flush=True)
     base = _with_primitive(preset(known.preset, steps), known)
     print(_run_parser(base, known.preset).format_help().removeprefix(first), end="")
@@ -158,7 +165,9 @@ def _run_parser(base: RunConfig, preset: str, *, is_from_file: bool = False) -> 
     parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [-h] [OPTIONS] SCENE",
-        description=f"Train on photographs with cameras. To resume a run, see: {PROGRAM} --resume RUN --help",
+        description=f"Train on photographs with cameras. Options to resume a run:\n{PROGRAM} --resume RUN --help",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
@@ -186,12 +195,18 @@ def _run_parser(base: RunConfig, preset: str, *, is_from_file: bool = False) -> 
 
 
 class _ShortHelp(argparse.Action):
-    """Prints help for the options of :data:`COMMON` only, and exits."""
+    """Prints help for the options of :data:`COMMON` only, in this order, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_arguments: Any) -> None:
+        places = {option: place for place, option in enumerate(("--help", *COMMON, "--help-all"))}
+
+        def place(action: argparse.Action) -> int | None:
+            return next((places[option] for option in action.option_strings if option in places), None)
+
         for action in parser._actions:
-            if action.option_strings and not {*action.option_strings} & {*COMMON, "--help", "--help-all"}:
+            if action.option_strings and place(action) is None:
                 action.help = argparse.SUPPRESS
+        parser._optionals._group_actions.sort(key=lambda action: place(action) or 0)
         parser.print_help()
         parser.exit()
 

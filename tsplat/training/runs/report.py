@@ -122,7 +122,10 @@ def _read(folder: Path, run: Path) -> _RunState:
         except PROBLEMS as error:
             page.notes.append(f"No model: {error}.")
     if not page.metrics and page.gaussians is None:
-        raise FileError(f"{folder}: nothing to report; found neither {METRICS} nor a checkpoint nor {POINT_CLOUD}")
+        raise FileError(
+            f"{folder}: nothing to report; expected a run, found neither {METRICS} nor a checkpoint nor {POINT_CLOUD}; "
+            "to make a run: tsplat train SCENE --out RUN"
+        )
     try:
         page.config = read_config(folder / CONFIG)
     except PROBLEMS as error:
