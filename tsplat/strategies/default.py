@@ -251,7 +251,7 @@ class DefaultStrategy(Strategy):
         self._check_survivors(self._prune_mask(logits.sigmoid(), log_scales, state, step), step, ranks)
 
     def _growth_masks(
-        self, params: Parameters, state: State, step: int, ranks: RankGroup | None = None
+        self, params: Parameters, state: State, step: int, ranks: RankGroup | None
     ) -> tuple[Tensor, Tensor]:
         """Returns masks [N] of the Gaussians to clone and of those to split."""
         gradients = state["grad2d"] / state["count"].clamp_min(1)

@@ -94,7 +94,7 @@ def row_indices(n: int, first: int, like: Tensor) -> Tensor:
     return torch.arange(first, first + n, device=like.device)
 
 
-def sample_rows(weights: Tensor, n: int, generator: torch.Generator | None, ranks: RankGroup | None = None) -> Tensor:
+def sample_rows(weights: Tensor, n: int, generator: torch.Generator | None, ranks: RankGroup | None) -> Tensor:
     """Samples n of all ranks' Gaussians with replacement, with probabilities proportional to weights from 0 to 1.
 
     Returns the ascending indices [k] of this rank's samples. `weights` are the finite weights of this rank's Gaussians.
@@ -116,7 +116,7 @@ def sample_rows(weights: Tensor, n: int, generator: torch.Generator | None, rank
 
 
 def choose_rows(
-    weights: Tensor, n: int, generator: torch.Generator | None, first: int = 0, ranks: RankGroup | None = None
+    weights: Tensor, n: int, generator: torch.Generator | None, first: int, ranks: RankGroup | None
 ) -> Tensor:
     """Samples n of all ranks' Gaussians without replacement. Returns the ascending indices [k] of this rank's samples.
 

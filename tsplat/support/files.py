@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import io
 import json
 import os
@@ -169,6 +170,11 @@ class _Writer(io.BufferedWriter):
     def write(self, data: Any, /) -> int:
         self.size = max(self.size, self.tell() + memoryview(data).nbytes)
         return super().write(data)
+
+
+def size_and_hash(file: io.BufferedIOBase) -> dict[str, Any]:
+    """Returns the size and the SHA-256 of an open file as JSON values, ``bytes`` and ``sha256``."""
+    return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

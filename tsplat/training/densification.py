@@ -155,7 +155,7 @@ def merge_info(
     loss_scale: float,
     n_cameras: int,
     gather: Callable[[Tensor], Tensor] | None,
-    key: str = "means2d",
+    key: str,
 ) -> dict[str, Any]:
     """Merges the ``meta`` of several rasterization calls into that of one call with all their cameras.
 

@@ -49,7 +49,7 @@ def color_depths(depths: Tensor, alphas: Tensor, limits: Limits | None) -> Tenso
 
 
 def color_depths_over_checks(
-    depths: Tensor, alphas: Tensor, limits: Limits | None, name: str, inverted: bool = False
+    depths: Tensor, alphas: Tensor, limits: Limits | None, name: str, inverted: bool
 ) -> Tensor:
     """Colors depths over a checkerboard, by alpha. If `inverted`, the far end of the range has the last color.
 

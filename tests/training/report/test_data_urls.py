@@ -65,8 +65,8 @@ def test_depth_image_is_brighter_near_and_has_the_size_that_is_shown():
     gaussians = make_gaussians()
     view = make_views(gaussians, 1)[0]
     camera = Camera(view.camera.viewmat, view.camera.K, WIDTH, HEIGHT)
-    full = np.asarray(depth_image(gaussians, camera, 1000, backend="torch")).astype(float)
-    half = np.asarray(depth_image(gaussians, camera, WIDTH // 2, backend="torch")).astype(float)
+    full = np.asarray(depth_image(gaussians, camera, 1000, "torch")).astype(float)
+    half = np.asarray(depth_image(gaussians, camera, WIDTH // 2, "torch")).astype(float)
     assert full.shape == (HEIGHT, WIDTH, 3)
     assert half.shape == (HEIGHT // 2, WIDTH // 2, 3)
     # The camera is scaled with the image, so that the same surfaces are seen.

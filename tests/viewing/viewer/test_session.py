@@ -12,6 +12,7 @@ import torch
 from tests.support.fake_viser import Client
 from tests.support.viewer_sessions import control, settled, viewed
 from tests.support.waiting import wait_for
+from tsplat.viewing.start_views import CORE
 from tsplat.viewing.viewer import renderer as renderer_module
 from tsplat.viewing.viewer.poses import client_pose
 from tsplat.viewing.viewer.renderer import Pose, Renderer, Settings
@@ -215,7 +216,8 @@ def test_whole_model_fits_into_an_upright_window(with_views):
 
     def has_distance(factor):
         if with_views:  # cameras of a run stay where they are, and see more
-            wide = np.allclose(np.tan(client.camera.fov / 2), factor * np.tan(np.radians(model.fov) / 2))
+            slope = CORE * factor * np.tan(np.radians(model.fov) / 2)
+            wide = np.allclose(np.tan(client.camera.fov / 2), slope)
             return wide and np.allclose(client.camera.position, start)
         return np.allclose(client.camera.position, model.target + factor * (start - model.target))
 

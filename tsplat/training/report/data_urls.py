@@ -62,7 +62,7 @@ def error_image(target: Tensor, rendered: Tensor) -> Image:
     return to_pillow(apply_colormap(torch.arange(256, dtype=torch.float32, device="cpu")[None] / 255)[0][levels])
 
 
-def depth_image(gaussians: Gaussians, camera: Camera, side: int, *, backend: Backend = "auto") -> Image:
+def depth_image(gaussians: Gaussians, camera: Camera, side: int, backend: Backend) -> Image:
     """Renders the depth of a view, where bright is near, with at most `side` pixels along the longer side."""
     small = resize_camera(camera, side)
     return to_pillow(to_bytes(next(render_frames(gaussians, [small], show="depth", backend=backend))))

@@ -115,14 +115,14 @@ def shown_views(
     evaluation: Evaluation,
     rows: Sequence[dict[str, Any]],
     n: int = VIEWS,
+    *,
+    frame: LocalFrame,
     ranks: RankGroup | None = None,
-    frame: LocalFrame | None = None,
 ) -> list[ShownView]:
     """Returns at most n views of an evaluation to show, with their rows of ``metrics.json``. A collective call.
 
     Cameras of the evaluation are in the local `frame`; returned cameras are in the frame of the model.
     """
-    frame = frame or LocalFrame()
     chosen = choose_views([score.psnr for score in evaluation], n)
     scores = evaluation.complete(ranks or RankGroup(), [i for i, _ in chosen])
     return [
@@ -214,7 +214,7 @@ def _views(page: RunPage, gaussians: Gaussians | None) -> list[dict[str, Any]]:
             }
         )
         if gaussians is not None and len(gaussians) and view.camera is not None:
-            images[-1]["depth"] = depth_image(gaussians, view.camera, side // 2, backend=backend), side // 2
+            images[-1]["depth"] = depth_image(gaussians, view.camera, side // 2, backend), side // 2
     encoded = iter(encode_images([image for of_view in images for image in of_view.values()], IMAGES_MAX))
     views = []
     for i, (view, labels) in enumerate(zip(page.shown, images)):

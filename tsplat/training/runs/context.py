@@ -60,7 +60,7 @@ def on_main(ranks: RankGroup, function: Callable[[], T]) -> T:
 
 
 @contextlib.contextmanager
-def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[None]:
+def lock_run(folder: Path, ranks: RankGroup, *, new: bool) -> Iterator[None]:
     """Context manager that locks the folder of a run. A collective call.
 
     Raises FileError on every rank if another process uses the folder or, for a `new` run, if the folder contains a run

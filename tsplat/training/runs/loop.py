@@ -37,7 +37,7 @@ class RunLoop:
 
     `run` is the configuration to save in checkpoints; None for a run without checkpoints. `stop` is set by signals.
     `scene` has JSON values about the scene for checkpoints. `resumed` has the JSON values (``figures``) of the
-    checkpoint from which the trainer was restored.
+    checkpoint from which the trainer was restored; None for a new run.
 
     Attributes:
         history: Metrics so far.
@@ -45,7 +45,7 @@ class RunLoop:
         seconds: Duration of training so far, including earlier sessions of a resumed run, and excluding the viewer's
             rendering and pauses.
         first_step: The step at which this process started.
-        frame: The local frame in which the trainer trains; by default the frame of the model.
+        frame: The local frame in which the trainer trains.
     """
 
     def __init__(
@@ -55,24 +55,24 @@ class RunLoop:
         folder: Path,
         run: RunConfig | None,
         *,
-        stop: StopRequest | None = None,
-        scene: dict[str, Any] | None = None,
-        session: RunSession | None = None,
-        observers: Sequence[Observer] = (),
-        resumed: dict[str, Any] | None = None,
-        frame: LocalFrame | None = None,
+        stop: StopRequest,
+        scene: dict[str, Any],
+        session: RunSession,
+        observers: Sequence[Observer],
+        resumed: dict[str, Any] | None,
+        frame: LocalFrame,
     ) -> None:
         self.trainer = trainer
-        self.frame = frame or LocalFrame()
+        self.frame = frame
         self.folder = folder
         self.history = History()
-        self.session = RunSession() if session is None else session
+        self.session = session
         self.seconds = 0.0
         self.first_step = trainer.step
         self._test_views = test_views
         self._run_config = run
-        self._stop = StopRequest() if stop is None else stop
-        self._scene = scene or {}
+        self._stop = stop
+        self._scene = scene
         self._monitor = PsnrMonitor(trainer.config.steps)
         self._saved_step = -1
         self._intact: dict[Path, bool] = {}
@@ -241,7 +241,7 @@ def score_views(
     trainer: Trainer,
     gaussians: Gaussians,
     views: Sequence[View],
-    on_view: OnView | None = None,
+    on_view: OnView | None,
     gains: Tensor | None = None,
 ) -> Evaluation:
     """Evaluates Gaussians on views, with the trainer's lenses, background, backend, ranks and sharding."""

@@ -6,7 +6,6 @@ disk and renamed; then its name is written to ``latest``.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import platform
@@ -45,7 +44,7 @@ from ...scene.formats.checkpoints import (
 )
 from ...scene.formats.safetensors_file import write_safetensors
 from ...scene.gaussians import GSPLAT_NAMES, Gaussians
-from ...support.files import atomic_write
+from ...support.files import atomic_write, size_and_hash
 from ...support.output import FULL
 from ..configuration import RunConfig, from_json, to_json
 from ..parameters import scene_tensors
@@ -351,10 +350,7 @@ def _write_files(
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with open(path, "rb+") as file:
-            files[path.relative_to(folder).as_posix()] = {
-                "bytes": os.fstat(file.fileno()).st_size,
-                "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-            }
+            files[path.relative_to(folder).as_posix()] = size_and_hash(file)
             os.fsync(file.fileno())
     manifest = {
         "format": FORMAT,

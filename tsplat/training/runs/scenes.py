@@ -22,6 +22,7 @@ from ...scene.capture.local_frame import LocalFrame, frame_from_json
 from ...scene.capture.normalization import normalize_capture
 from ...scene.capture.photographs import OnProgress
 from ...scene.capture.views import Capture, View
+from ...support.files import size_and_hash
 from ...support.interruption import StopRequest
 from ...support.progress import reports_to, stage_display
 from ...support.suggestions import list_names
@@ -133,7 +134,7 @@ def read_scene(config: RunConfig, on_progress: OnProgress | None = None, frame: 
 
 
 def read_run_capture(
-    config: RunConfig, device: torch.device, stop: StopRequest | None = None, frame: LocalFrame | None = None
+    config: RunConfig, device: torch.device, stop: StopRequest | None, frame: LocalFrame | None
 ) -> Capture:
     """Reads the scene of a run onto a device, shows the progress, and prints notes about its files.
 
@@ -340,4 +341,4 @@ def _change(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
 
 def _describe(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
-        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return size_and_hash(file)

@@ -312,13 +312,13 @@ def fit_and_report(
     capture: Capture,
     folder: Path,
     *,
+    stop: StopRequest,
+    session: RunSession,
     run: RunConfig | None = None,
     stop_after: int | None = None,
     resumed: dict[str, Any] | None = None,
     is_extended: bool = False,
-    stop: StopRequest | None = None,
     scene: dict[str, Any] | None = None,
-    session: RunSession | None = None,
 ) -> dict[str, Any]:
     """Trains for the remaining steps, writes the results, and returns the contents of ``metrics.json``.
 
@@ -341,7 +341,7 @@ def fit_and_report(
         folder,
         run,
         stop=stop,
-        scene=scene,
+        scene=scene or {},
         session=session,
         observers=observers,
         resumed=resumed,

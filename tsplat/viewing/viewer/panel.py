@@ -55,7 +55,7 @@ class Actions:
 
 
 class Panel:
-    """The controls of one client. Other tabs are added by :meth:`add_tab` and `add_training`."""
+    """The controls of one client. Other tabs are added by :meth:`add_tab` and `add_training`, None without training."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Panel:
         models: Sequence[ViewedModel],
         actions: Actions,
         callbacks: Callbacks,
-        add_training: Callable[[], None] | None = None,
+        add_training: Callable[[], None] | None,
     ) -> None:
         self._gui, self._models, self._actions, self._callbacks = gui, list(models), actions, callbacks
         self._status = gui.add_markdown("")
