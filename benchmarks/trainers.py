@@ -1,12 +1,12 @@
 """Compares training recipes at equal steps and an equal budget of Gaussians, on photographs and on rendered captures.
 
-    python -m benchmarks.trainers [--captures NAME ...] [--recipes RECIPE ...] [--steps N ...] [--seeds N ...]
-        [--budget FACTOR] [--lpips WEIGHTS] [--json FILE] [--figure FILE] [--table]
+    python -m benchmarks.trainers [--captures NAME ...] [--scenes PATH ...] [--downscale N] [--recipes RECIPE ...]
+        [--steps N ...] [--seeds N ...] [--budget FACTOR] [--lpips WEIGHTS] [--json FILE] [--figure FILE] [--table]
 
 A recipe is `gsplat`, `mcmc`, `standard` or `compact`, or one of these with other settings:
 `standard:antialiased=false`, `standard:means_rate*=2,strategy.refine_every=5`. The budget is the maximum number of
 Gaussians, as a factor of the number of initial points; 0 for that of the recipe. Captures whose photographs do not
-exist are skipped.
+exist are skipped. `--scenes` adds scenes that `tsplat train` reads, downscaled by `--downscale`.
 
 `--json` appends a line per run. `--table` and `--figure` show means over seeds of all lines in that file; the figure
 shows PSNR over time. `--lpips` also measures LPIPS, with the weights that `benchmarks.perceptual` describes. Times are
@@ -15,6 +15,7 @@ CPU times of the steps, without evaluations.
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -65,6 +66,18 @@ CAPTURES: dict[str, Callable[[], Capture]] = {
 DEFAULT_CAPTURES = ("banana", "prepared", "lego", "room", "exposure")
 FOLDERS = {"banana": "banana", "prepared": "banana", "lego": "lego_400", "lego-2": "lego_400"}
 """Folders of the captures that are read from files."""
+
+TITLES = {
+    "banana": "banana ÷4, 13 photographs",
+    "prepared": "banana by tsplat prepare, ÷4",
+    "lego": "lego_400 ÷4, 100 images",
+    "room": "room, 36 images",
+    "exposure": "room, varying exposure",
+}
+"""Titles of the captures in plots."""
+
+LABELS = {"gsplat": "gsplat's MCMC", "standard": "tsplat, preset standard", "compact": "tsplat, preset compact"}
+"""Labels of the recipes in plots."""
 
 EVALUATIONS = 10
 """Number of evaluations of the held-out views during a run."""
@@ -164,36 +177,61 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def draw(lines: list[dict[str, Any]], path: Path) -> None:
-    """Draws PSNR over seconds: a panel for each capture and number of steps, a curve for each recipe."""
+    """Draws PSNR over seconds: a panel for each capture and number of steps, a curve for each recipe.
+
+    A dotted line marks the final PSNR of the first recipe, and a label the final PSNR of each curve.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = sorted({(line["capture"], line["steps"]) for line in lines})
+    panels = sorted({(line["capture"], line["steps"]) for line in lines}, key=lambda panel: (panel[1], panel[0]))
     recipes = list(dict.fromkeys(line["recipe"] for line in lines))
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows), squeeze=False)
-    for ax in axes.flat[len(panels) :]:
-        ax.remove()
-    for panel, ax in zip(panels, axes.flat):
-        for i, recipe in enumerate(recipes):
-            curves = [x["curve"] for x in lines if (x["capture"], x["steps"], x["recipe"]) == (*panel, recipe)]
-            if curves:
+    with pyplot.rc_context({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False}):
+        figure, axes = pyplot.subplots(rows, columns, figsize=(5.2 * columns, 3.9 * rows), squeeze=False)
+        for ax in axes.flat[len(panels) :]:
+            ax.remove()
+        for panel, ax in zip(panels, axes.flat):
+            finals = []
+            for i, recipe in enumerate(recipes):
+                curves = [x["curve"] for x in lines if (x["capture"], x["steps"], x["recipe"]) == (*panel, recipe)]
+                if not curves:
+                    continue
                 means = [[mean(values) for values in zip(*points)] for points in zip(*curves)]
                 seconds, _, psnr = zip(*means)
-                ax.plot(seconds, psnr, marker=".", color=f"C{i}", label=recipe)
-        ax.set(title=f"{panel[0]}, {panel[1]:,} steps", xlabel="CPU seconds", ylabel="held-out PSNR (dB)")
-        ax.grid(alpha=0.3)
-        ax.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
+                ax.plot(
+                    seconds,
+                    psnr,
+                    marker="o",
+                    markersize=4,
+                    linewidth=2,
+                    color=f"C{i}",
+                    label=LABELS.get(recipe, recipe),
+                )
+                label = dict(xytext=(-4, 7), textcoords="offset points", ha="right", color=f"C{i}", weight="bold")
+                ax.annotate(f"{psnr[-1]:.1f}", (seconds[-1], psnr[-1]), **label)
+                finals.append(psnr[-1])
+            ax.axhline(finals[0], color="gray", linestyle=":", linewidth=1.5)
+            ax.set(
+                title=f"{TITLES.get(panel[0], panel[0])}, {panel[1]:,} steps", ylim=(finals[0] - 10, max(finals) + 2)
+            )
+            ax.set(xlim=(0, None), xlabel="CPU time of the steps (s)", ylabel="held-out PSNR (dB)")
+            ax.grid(alpha=0.3)
+        handles = {label: handle for ax in figure.axes for handle, label in zip(*ax.get_legend_handles_labels())}
+        figure.legend(handles.values(), handles, ncols=len(handles), loc="upper center", frameon=False, fontsize=14)
+        figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / (3.9 * rows)))
+        figure.savefig(path, dpi=110)
+        pyplot.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--captures", nargs="+", choices=CAPTURES, default=DEFAULT_CAPTURES)
+    parser.add_argument("--captures", nargs="+", choices=CAPTURES, help="five, unless scenes are given")
+    parser.add_argument("--scenes", nargs="*", type=Path, default=(), help="folders of scenes, named as the folders")
+    parser.add_argument("--downscale", type=int, default=4, help="factor by which images of --scenes are downscaled")
     parser.add_argument("--recipes", nargs="*", default=("gsplat", "standard"))
     parser.add_argument("--steps", nargs="+", type=int, default=(1500,))
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
@@ -206,12 +244,16 @@ def main() -> None:
     torch.set_num_threads(1)
     lpips = Lpips(options.lpips) if options.lpips else None
     lines = []
-    for name in options.captures if options.recipes else ():
-        folder = FOLDERS.get(name)
+    names = options.captures or (() if options.scenes else DEFAULT_CAPTURES)
+    captures = {name: CAPTURES[name] for name in names}
+    for scene in options.scenes:
+        captures[scene.resolve().name] = functools.partial(read_capture, scene, downscale=options.downscale)
+    for name, load in captures.items() if options.recipes else ():
+        folder = FOLDERS.get(name) if name in names else None
         if folder and not (SCENES / folder).is_dir():
             print(f"{name}: skipped, as {SCENES / folder} does not exist")
             continue
-        capture = CAPTURES[name]()
+        capture = load()
         for steps in options.steps:
             for seed in options.seeds:
                 for recipe in options.recipes:

@@ -32,6 +32,21 @@ def test_captures_without_photographs_are_skipped(tmp_path, monkeypatch, capsys)
     assert "banana: skipped" in capsys.readouterr().out
 
 
+def test_scenes_are_trained_in_place_of_captures(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def read_capture(path, downscale):
+        calls.append((path, downscale))
+        return trainers.CAPTURES["tiny"]()
+
+    monkeypatch.setattr(trainers, "read_capture", read_capture)
+    options = ["--scenes", str(tmp_path / "mine"), "--downscale", "3", "--recipes", "standard", "--steps", "2"]
+    monkeypatch.setattr("sys.argv", ["trainers", *options, "--seeds", "0"])
+    trainers.main()
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert calls == [(tmp_path / "mine", 3)] and (line["capture"], line["steps"]) == ("mine", 2)
+
+
 def test_gsplat_has_the_schedule_of_its_trainer():
     # gsplat 1.5.3: adjust_steps multiplies by steps_scaler and truncates.
     config = trainers.configure("gsplat", 1500)
