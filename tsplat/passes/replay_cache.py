@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..arguments import tensor_key
 from ..config import Capacities
+from ..errors import UnsupportedError
 from ..runtime.backend import launchers
 from ..runtime.compilation import is_plain_call
 from ..stages.capacity import (
@@ -171,7 +172,7 @@ class ReplayCache:
                 return None
             call = ReplayedCall(runner, tensors)
         except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError) and "memory" not in str(error):
+            if not _is_memory_error(error):
                 raise
             return None  # the stages may need less memory, or render in bands
         traced = runner.traced
@@ -250,7 +251,9 @@ class ReplayCache:
                 return TracedCall(self._function, arguments, entry.v_strides, counts_lists=counts_lists)
         except Exception as error:  # if the trace fails, the stages run
             entry.is_replayable = False
-            logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)
+            is_expected = isinstance(error, UnsupportedError) or _is_memory_error(error)
+            level = logging.INFO if is_expected else logging.WARNING
+            logging.getLogger("tsplat").log(level, "tsplat: rendering without passes: %s", error)
             return None
 
     @torch.no_grad()
@@ -260,6 +263,11 @@ class ReplayCache:
             self._function(**with_capacities(arguments, capacities))
         needed = max_needed(checks)
         return self._measure(capacities_for(needed, capacities), arguments) if any_overflow(checks) else needed
+
+
+def _is_memory_error(error: Exception) -> bool:
+    """Returns whether memory ran out. On a CPU, PyTorch raises a plain RuntimeError that says so."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error))
 
 
 def _note_strides(
