@@ -46,6 +46,7 @@ def test_render_uses_eye_look_at_up_and_background(model, tmp_path):
 
 def test_depths_without_matplotlib_are_an_error_before_anything_is_read(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    (tmp_path / "none.ply").write_text("not a model")
     assert cli.main(["render", str(tmp_path / "none.ply"), "--out", str(tmp_path / "a.png"), "--show", "depth"])
     assert "matplotlib is not installed; run: pip install 'tsplat[train]'" in capsys.readouterr().err
 
