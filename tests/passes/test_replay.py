@@ -21,7 +21,7 @@ from tsplat.passes.arenas import (
 )
 from tsplat.runtime.tracing import Trace
 from tsplat.stages.capacity import deferred
-from tsplat.stages.listing import stable_argsort
+from tsplat.stages.sorting import stable_argsort
 
 pytestmark = pytest.mark.triton
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tsplat.stages.listing import RADIX_MIN, stable_argsort, stable_sort
+from tsplat.stages.sorting import RADIX_MIN, stable_argsort, stable_sort
 
 SPECIAL = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, 3e38, -3e38, float("inf"), -float("inf")])
 

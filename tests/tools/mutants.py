@@ -1066,7 +1066,7 @@ MUTANTS = [
         ("numerics.spare_tile_bit else n_tiles - 1", "numerics.spare_tile_bit else n_tiles - 2",
          "a bit too few for tiles"),
     ),
-    *_in("stages/listing.py", _torch("tests/stages/test_sorting.py"),
+    *_in("stages/sorting.py", _torch("tests/stages/test_sorting.py"),
         ("(values + np.float32(0.0)).view", "values.copy().view", "-0 before 0"),
         ("bits ^= (bits >> 31) & 0x7FFFFFFF", "pass", "negative values descend"),
         ("keys.astype(np.uint16)", "keys.astype(np.int16)", "low halves as signed integers"),
