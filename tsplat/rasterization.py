@@ -26,8 +26,9 @@ from .stages.call import Call, check_call
 from .stages.capacity import check_capacity
 from .stages.eval3d import unit_rays
 from .stages.exchange import exchange, gather_cameras
+from .stages.graph_results import GRAPH_RESULTS
 from .stages.intersection import intersect
-from .stages.meta import GRAPH_RESULTS, Rendering, describe_reference, describe_render, rows_of_meta
+from .stages.meta import Rendering, describe_reference, describe_render, rows_of_meta
 from .stages.primitives import composite_maps, prepare_rows
 from .stages.projection import project
 from .stages.shading import shade

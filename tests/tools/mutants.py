@@ -1140,7 +1140,7 @@ MUTANTS = [
         ("if len(self._graphs) >= GRAPHS_MAX:", "if False:", "recordings of every size kept"),
         ("int(value) if isinstance(value, torch.SymInt) else value", "value", "symbolic sizes of images"),
     ),
-    *_in("stages/meta.py", ("tests/runtime/test_operators.py",),
+    *_in("stages/graph_results.py", ("tests/runtime/test_operators.py",),
         ("meta.copy()", "meta", "values that are computed while torch.compile reads them"),
     ),
     *_in("stages/options.py", ("tests/runtime/test_operators.py",),
