@@ -36,7 +36,7 @@ from benchmarks.gpu_timing.counting import PASSES, Operator
 from benchmarks.step_page import WAIT_US
 from benchmarks.worktrees import ROOT, worktree
 from emulator.timing.model import GPUS
-from tsplat.stages import capacity
+from tsplat.stages import capacity, overflow_checks
 
 SCENES = ("cloud", "kettle-400x300", "garden-648x420", "garden-1296x840")
 MODES = ("eager", "capacity", "graph")
@@ -66,7 +66,7 @@ def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, coun
         def enter(phase: str) -> None:
             predictor.phase = operators.phase = phase
 
-        with operators, host.replaying(), capacity.deferred():
+        with operators, host.replaying(), overflow_checks.deferred():
             step.run(enter)
     return step, predictor, operators
 

@@ -34,9 +34,9 @@ from .ops.depth_maps import depth_to_normals, depth_to_points
 from .ops.image_loss import l1_and_ssim, l1_ssim_loss
 from .passes.graphed_calls import graphed
 from .rasterization import rasterization, rasterization_2dgs
-from .stages.capacity import check_overflow
 from .stages.lens_models import BivariateWindshieldModelParameters
 from .stages.lidars import RowOffsetStructuredSpinningLidarModelParameters, SpinningDirection
+from .stages.overflow_checks import check_overflow
 
 __version__: str
 

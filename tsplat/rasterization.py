@@ -23,12 +23,12 @@ from .passes import replayed
 from .precision import in_full_precision
 from .runtime.compilation import eager, in_graphs
 from .stages.call import Call, check_call
-from .stages.capacity import check_capacity
 from .stages.eval3d import unit_rays
 from .stages.exchange import exchange, gather_cameras
 from .stages.graph_results import GRAPH_RESULTS
 from .stages.intersection import intersect
 from .stages.meta import Rendering, describe_reference, describe_render, rows_of_meta
+from .stages.overflow_checks import check_capacity
 from .stages.primitives import composite_maps, prepare_rows
 from .stages.projection import project
 from .stages.shading import shade

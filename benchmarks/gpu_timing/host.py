@@ -23,7 +23,7 @@ from emulator.library import library
 from emulator.package import tsplat_emulated
 from emulator.storages import Storages
 from tsplat.kernels import launch as launching
-from tsplat.stages import capacity, listing
+from tsplat.stages import listing, overflow_checks
 
 from .counting import Step
 
@@ -115,7 +115,7 @@ def emulated_gpu(target: str = "sm_80") -> Iterator[Emulator]:
     """
     with (
         tsplat_emulated(target, "sass", **EMULATION) as gpu,
-        mock.patch.object(capacity, "_finish_checks"),
+        mock.patch.object(overflow_checks, "_finish_checks"),
         mock.patch.object(listing, "stable_sort", _sort),
         mock.patch.object(listing, "stable_argsort", lambda values: _sort(values)[1]),
     ):

@@ -20,7 +20,7 @@ from tsplat.passes.arenas import (
     live_steps,
 )
 from tsplat.runtime.tracing import Trace
-from tsplat.stages.capacity import deferred
+from tsplat.stages.overflow_checks import deferred
 from tsplat.stages.sorting import stable_argsort
 
 pytestmark = pytest.mark.triton

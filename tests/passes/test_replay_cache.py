@@ -24,7 +24,7 @@ from tsplat import (
 )
 from tsplat.passes import call_traces, calls, replay_cache
 from tsplat.runtime.backend import choose
-from tsplat.stages import capacity
+from tsplat.stages import overflow_checks
 from tsplat.triton_cpu import launcher, set_num_threads
 
 pytestmark = [
@@ -400,7 +400,7 @@ def test_an_interrupt_at_the_end_of_a_measurement_comes_after_it(monkeypatch):
 
     class Interrupted(contextlib.AbstractContextManager):
         def __enter__(self):
-            self._inner = capacity.deferred()
+            self._inner = overflow_checks.deferred()
             return self._inner.__enter__()
 
         def __exit__(self, *error):
@@ -410,4 +410,4 @@ def test_an_interrupt_at_the_end_of_a_measurement_comes_after_it(monkeypatch):
     monkeypatch.setattr(replay_cache, "deferred", Interrupted)
     with pytest.raises(KeyboardInterrupt) as kept:  # as interactive sessions keep the last error
         render_thrice(make(), near_plane=0.0123)
-    assert capacity._thread.deferred is None, kept
+    assert overflow_checks._thread.deferred is None, kept

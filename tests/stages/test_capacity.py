@@ -22,7 +22,7 @@ from tests.support.closeness import run
 from tsplat.config import DEFAULT_NUMERICS, Capacities, Size
 from tsplat.data import IntersectionSettings, ScreenGaussians, TileGrid
 from tsplat.errors import ArgumentError, CapacityError, MemoryBudgetError, UnsupportedError
-from tsplat.stages import capacity
+from tsplat.stages import capacity, overflow_checks
 
 STRUCTURE = scenes.Structure(n=60, cameras=2, width=40, height=36, sh_degree=1, seed=4)
 ENOUGH = 4000
@@ -32,8 +32,8 @@ OF_LISTS = ("flatten_ids", "isect_ids", "isect_offsets", "tiles_per_gauss")
 @pytest.fixture(autouse=True)
 def nothing_learned(monkeypatch):
     monkeypatch.setattr(capacity, "_automatic", {})
-    monkeypatch.setattr(capacity, "_orphans", [])
-    monkeypatch.setattr(capacity, "_thread", capacity._Thread())
+    monkeypatch.setattr(overflow_checks, "_orphans", [])
+    monkeypatch.setattr(overflow_checks, "_thread", overflow_checks._Thread())
 
 
 def make(structure=STRUCTURE):
@@ -81,9 +81,9 @@ def test_each_kind_of_list_has_room_of_its_own(structure):
     scene, options = make(structure), dict(backend="triton", packed=False)
     exact, _ = run(scene, **options)
     least, _ = needed(scene, 1, **options)
-    with capacity.deferred() as calls:
+    with overflow_checks.deferred() as calls:
         run(scene, capacity=least, **options)
-    need = capacity.max_needed(calls)
+    need = overflow_checks.max_needed(calls)
     fitted = need._replace(
         spans=max(need.spans, 1), intersections=max(need.intersections, 1), entries=max(need.entries, 1)
     )
@@ -94,7 +94,7 @@ def test_each_kind_of_list_has_room_of_its_own(structure):
             less = fitted._replace(**{name: n - 1})
             with pytest.raises(CapacityError, match="capacity: expected at most"):
                 run(scene, capacity=less, **options)
-            with capacity.deferred():
+            with overflow_checks.deferred():
                 assert run(scene, capacity=less, **options)[1]["overflow"]
     more = capacity.capacities_for(need, Capacities(1, 10**6, 1, 0))
     assert more == Capacities(int(1.25 * need.spans) + 1, 10**6, int(1.25 * need.entries) + 1, 0)
@@ -106,9 +106,9 @@ def test_chunks_have_room_of_their_own(cut_lists, chunk):
     counts = cut_lists(chunk)
     scene, options = make(), dict(backend="triton", packed=False)
     exact, _ = run(scene, **options)
-    with capacity.deferred() as calls:
+    with overflow_checks.deferred() as calls:
         run(scene, capacity=ENOUGH, **options)
-    need = capacity.max_needed(calls)
+    need = overflow_checks.max_needed(calls)
     found, _ = run(scene, capacity=need, **options)
     assert all(torch.equal(exact[name], found[name]) for name in exact)
     assert counts[-1] == need.chunks > 1
@@ -132,9 +132,9 @@ def test_lists_of_both_passes_over_features_have_room(monkeypatch):
     arguments = {name: value for name, value in scene.items() if name not in ("covars", "camera_model")}
     arguments |= dict(packed=False, backend="triton")
     exact = tsplat.rasterization_2dgs(**arguments)
-    with capacity.deferred() as calls:
+    with overflow_checks.deferred() as calls:
         tsplat.rasterization_2dgs(**arguments, capacity=ENOUGH)
-    found = tsplat.rasterization_2dgs(**arguments, capacity=capacity.max_needed(calls))
+    found = tsplat.rasterization_2dgs(**arguments, capacity=overflow_checks.max_needed(calls))
     assert not found[-1]["overflow"]
     assert all(torch.equal(one, other) for one, other in zip(exact[:-1], found[:-1]) if one is not None)
 
@@ -194,7 +194,7 @@ def test_errors_name_capacities_that_suffice():
 
 @pytest.mark.triton
 def test_an_image_that_does_not_fit_shows_the_background(monkeypatch):
-    monkeypatch.setattr(capacity, "_raise_if_exceeded", lambda check: None)  # a GPU learns of it later
+    monkeypatch.setattr(overflow_checks, "_raise_if_exceeded", lambda check: None)  # a GPU learns of it later
     scene = make()
     found, meta = run(scene, backend="triton", capacity=7)
     assert meta["overflow"]
@@ -270,7 +270,7 @@ def test_nothing_is_copied_to_the_device(kind, monkeypatch):
 @pytest.mark.triton
 @pytest.mark.parametrize(("packed", "expected"), [(False, []), (True, ["nonzero"])])
 def test_nothing_waits_for_the_device(packed, expected, monkeypatch):
-    monkeypatch.setattr(capacity, "_raise_if_exceeded", lambda check: None)
+    monkeypatch.setattr(overflow_checks, "_raise_if_exceeded", lambda check: None)
     as_on_a_gpu = "tsplat.kernels.projection.indices_of", lambda flags: flags.nonzero().squeeze(1)
     monkeypatch.setattr(*as_on_a_gpu)
     scene, options = make(), dict(backend="triton", packed=packed, render_mode="RGB+ED")
@@ -335,14 +335,16 @@ class Event:
 
 
 def call(needed, event):
-    return capacity._Check(torch.tensor([needed, 0, 0, 0, needed > 100]), event, Capacities(100, 100, 100, 100), None)
+    return overflow_checks._Check(
+        torch.tensor([needed, 0, 0, 0, needed > 100]), event, Capacities(100, 100, 100, 100), None
+    )
 
 
 def add(*calls):
     """Makes calls of this thread that the device is not done with."""
-    pending = capacity._thread.pending.checks
+    pending = overflow_checks._thread.pending.checks
     pending += calls
-    capacity._finish_checks(pending, wait=False)
+    overflow_checks._finish_checks(pending, wait=False)
 
 
 def in_a_thread(function, *args):
@@ -354,11 +356,11 @@ def in_a_thread(function, *args):
 def test_calls_are_checked_once_the_device_is_done():
     events = [Event() for _ in range(3)]
     add(call(5, events[0]), call(101, events[1]), call(102, events[2]))
-    assert len(capacity._thread.pending.checks) == 3
+    assert len(overflow_checks._thread.pending.checks) == 3
     events[0].happened = events[1].happened = True
     with pytest.raises(CapacityError, match="capacity=101"):
         add()
-    assert len(capacity._thread.pending.checks) == 1
+    assert len(overflow_checks._thread.pending.checks) == 1
     with pytest.raises(CapacityError, match="capacity=102"):
         tsplat.check_overflow()
     assert events[2].waited
@@ -379,23 +381,23 @@ def test_calls_of_other_threads_do_not_raise_here():
 def test_calls_of_threads_that_have_ended_are_left_to_check_overflow():
     with_capacities, without, unknown = (Event() for _ in range(3))
     in_a_thread(add, call(5, with_capacities), call(101, without), call(6, unknown))
-    assert len(capacity._orphans) == 3
+    assert len(overflow_checks._orphans) == 3
     with_capacities.happened = without.happened = True
     in_a_thread(add, call(7, None))  # where another thread ends, what is known to have had room is dropped
-    assert [c.needed[0].item() for c in capacity._orphans] == [101, 6]
+    assert [c.needed[0].item() for c in overflow_checks._orphans] == [101, 6]
     add(call(5, None))
     with pytest.raises(CapacityError, match="capacity=101"):
         tsplat.check_overflow()
     tsplat.check_overflow()
-    assert unknown.waited and not capacity._orphans
+    assert unknown.waited and not overflow_checks._orphans
 
 
 def test_calls_that_are_deferred_may_contain_others():
-    with capacity.deferred() as outer:
-        with capacity.deferred() as inner:
+    with overflow_checks.deferred() as outer:
+        with overflow_checks.deferred() as inner:
             pass
-        assert capacity._thread.deferred is outer is not inner
-    assert capacity._thread.deferred is None
+        assert overflow_checks._thread.deferred is outer is not inner
+    assert overflow_checks._thread.deferred is None
 
 
 @pytest.mark.slow
@@ -447,15 +449,15 @@ def test_ranks_raise_together():
     with pytest.raises(
         CapacityError, match=r"^capacity: rank 1: expected at most 100 .* at least 101, .* capacity=101\. All"
     ):
-        capacity.check_capacity(lists, 100, grid, peers)
+        overflow_checks.check_capacity(lists, 100, grid, peers)
     assert peers.sent == [1, 101, 100, 0]
     for requested in (None, 5):  # without a capacity, and with several bands
         with pytest.raises(CapacityError, match=r'rank 0: expected at most 4 .* at least 9, .* "auto" has raised'):
-            capacity.check_capacity(None, requested, grid, Peers(1, [had_too_little, had_room]))
-    capacity.check_capacity(None, None, grid, Peers(0, [had_room, had_none]))
+            overflow_checks.check_capacity(None, requested, grid, Peers(1, [had_too_little, had_room]))
+    overflow_checks.check_capacity(None, None, grid, Peers(0, [had_room, had_none]))
     peers = Peers(0, [had_too_little])
     peers.any_capacity = False
-    capacity.check_capacity(None, None, grid, peers)  # no rank has a capacity, and none is asked
+    overflow_checks.check_capacity(None, None, grid, peers)  # no rank has a capacity, and none is asked
     assert peers.sent is None
 
 
@@ -474,18 +476,18 @@ def test_a_need_is_read_from_the_stream_of_its_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     needed = types.SimpleNamespace(is_cuda=True, shape=(5,), device=torch.device("cuda:1"))
     lists = types.SimpleNamespace(needed=needed, capacities=Capacities(3, 3, 3, 3), flatten_ids=torch.zeros(3))
-    capacity.check_capacity(lists, 3, None)
+    overflow_checks.check_capacity(lists, 3, None)
     assert streams == [("stream of", needed.device)]
     assert made[0]["device"] == "cpu" and made[0]["pin_memory"]
-    assert len(capacity._thread.pending.checks) == 1
+    assert len(overflow_checks._thread.pending.checks) == 1
 
 
 def test_a_call_that_a_graph_captures_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     needed = types.SimpleNamespace(is_cuda=True)
     lists = types.SimpleNamespace(needed=needed, capacities=Capacities(3, 3, 3, 3), flatten_ids=torch.zeros(3))
-    capacity.check_capacity(lists, 3, None)
-    assert capacity._thread.pending.checks == []
+    overflow_checks.check_capacity(lists, 3, None)
+    assert overflow_checks._thread.pending.checks == []
 
 
 @pytest.mark.triton

@@ -16,8 +16,8 @@ from .. import output_maps
 from ..errors import UnsupportedError
 from ..runtime.bundles import leaves
 from ..runtime.tracing import Step, Trace, TracedTensor, storage_of
-from ..stages.capacity import deferred
 from ..stages.intersection import BandedIntersections, described_by_meta
+from ..stages.overflow_checks import deferred
 from .arenas import (
     SPECIALIZED_ALIGNMENT,
     live_steps,

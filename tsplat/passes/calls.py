@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..config import Size
+from ..runtime.async_copies import read_async
 from ..runtime.autograd import Gradients, apply, once_differentiable
-from ..stages.capacity import read_async
 from ..stages.meta import Meta
 from .arenas import SPECIALIZED_ALIGNMENT, View, acquire_scratch, release_scratch, shared_zeros, tensor_of_view
 from .call_traces import ABSGRAD

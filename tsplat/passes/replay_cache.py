@@ -19,16 +19,9 @@ from ..config import Capacities
 from ..errors import UnsupportedError
 from ..runtime.backend import launchers
 from ..runtime.compilation import is_plain_call
-from ..stages.capacity import (
-    UNCOUNTED,
-    any_overflow,
-    are_checks_deferred,
-    capacities_for,
-    check_replayed,
-    deferred,
-    max_needed,
-)
+from ..stages.capacity import UNCOUNTED, capacities_for
 from ..stages.options import IMMUTABLE_TYPES, Options, unsupported, with_capacities
+from ..stages.overflow_checks import any_overflow, are_checks_deferred, check_replayed, deferred, max_needed
 from ..support.interruption import DeferredSignals
 from .calls import ReplayedCall, ReplayRunner, Runner
 from .replay import specializations

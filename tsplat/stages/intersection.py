@@ -12,8 +12,9 @@ from ..data import Intersections, IntersectionSettings, ProjectedGaussians, Scre
 from ..errors import MemoryBudgetError
 from ..runtime.memory import MemoryBudget, OverBudgetError
 from .agreement import Ranks
-from .capacity import choose_capacities, fail_together, is_shared
+from .capacity import choose_capacities
 from .listing import Band, depth_order, find_spans, list_intersections, list_with_capacities
+from .overflow_checks import fail_together, is_shared
 
 
 def intersect(

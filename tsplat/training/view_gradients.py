@@ -20,8 +20,8 @@ from ..scene.capture.views import View
 from ..scene.gaussians import Gaussians
 from ..scene.option_types import Color
 from ..scene.rendered_views import kind_of_call, render_views
-from ..stages.capacity import any_overflow, deferred, max_needed
 from ..stages.meta import released_rows
+from ..stages.overflow_checks import any_overflow, deferred, max_needed
 from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification
 from .exposure_gains import gains_of_points
