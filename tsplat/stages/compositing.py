@@ -123,14 +123,9 @@ class _Composite(torch.autograd.Function):
         inputs, images, whole, lists = restore(ctx.saved, saved)
         needs: _Inputs = restore(structure(inputs), ctx.needs_input_grad[N_ARGUMENTS:])  # booleans
         splats, backgrounds, rays = inputs.flat_splats(), inputs.backgrounds, inputs.rays
-        means2d, colors, depths = inputs.splats.means2d, inputs.splats.colors, inputs.splats.depths
+        means2d = inputs.splats.means2d
         settings: CompositingSettings = ctx.settings
-        n_features = splats.n_features
-        if v_render_colors is None:
-            size = images.transmittances.shape
-            v_render_colors = images.transmittances.new_zeros(*size, n_features + settings.distortion)
-        if v_render_colors.stride(1) != v_render_colors.shape[2] * v_render_colors.stride(2):
-            v_render_colors = v_render_colors.contiguous()  # kernels require evenly spaced pixels
+        v_render_colors = _spaced_gradients(v_render_colors, images, splats.n_features + settings.distortion)
         v_render_alphas = None if v_render_alphas is None else v_render_alphas.contiguous()
         bands: Iterable[Intersections] = ctx.bands or [whole]
         if rays is not None and any(needs.rays or ()):
@@ -156,22 +151,10 @@ class _Composite(torch.autograd.Function):
             )
             del intersections
         assert v_splats is not None
-        n_colors = n_features - (depths is not None)
-        v_colors, v_depths, v_backgrounds = None, None, None
-        if colors is not None:
-            v_colors = v_splats.v_features if depths is None else v_splats.v_features[:, :n_colors]
-            if splats.color_ids is not None:
-                v_colors = kernels.sum_feature_gradients(v_colors, splats.color_ids, colors.shape[0])
-            if v_colors.dtype != colors.dtype:
-                v_colors = v_colors.to(colors.dtype)
-        if depths is not None:
-            v_depths = v_splats.v_features[:, -1]
+        v_colors, v_depths = _feature_gradients(v_splats.v_features, splats, kernels)
+        v_backgrounds = None
         if backgrounds is not None and needs.backgrounds:
-            # v_background = sum over pixels of T v. Contiguous and image by image, as the order of PyTorch's sums
-            # depends on strides and, on a GPU, on the number of sums.
-            weighted = (images.transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()
-            sums = [of_image.sum((0, 1)) for of_image in weighted]
-            v_backgrounds = torch.stack(sums) if sums else weighted.new_zeros(0, n_colors)
+            v_backgrounds = _background_gradients(images.transmittances, v_render_colors[..., : splats.n_colors])
         if ctx.absgrad_target is not None:
             assert v_splats.absgrad is not None
             set_absgrad(ctx.absgrad_target, v_splats.absgrad.view(means2d.shape))
@@ -184,6 +167,36 @@ class _Composite(torch.autograd.Function):
             rays=None if rays is None else _ray_gradients(rays),
         )
         return *(None,) * N_ARGUMENTS, *flatten(v_inputs)
+
+
+def _spaced_gradients(v_channels: Tensor | None, images: SavedImages, n_channels: int) -> Tensor:
+    """Returns the gradient [I, H, W, channels] of channels with evenly spaced pixels, which kernels require."""
+    if v_channels is None:
+        return images.transmittances.new_zeros(*images.transmittances.shape, n_channels)
+    is_spaced = v_channels.stride(1) == v_channels.shape[2] * v_channels.stride(2)
+    return v_channels if is_spaced else v_channels.contiguous()
+
+
+def _feature_gradients(v_features: Tensor, splats: Splats, kernels: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Splits the gradient of features into those of colors, in their dtype and summed by color id, and of depths."""
+    colors, depths = splats.colors, splats.depths
+    v_colors = None
+    if colors is not None:
+        v_colors = v_features if depths is None else v_features[:, :-1]
+        if splats.color_ids is not None:
+            v_colors = kernels.sum_feature_gradients(v_colors, splats.color_ids, colors.shape[0])
+        if v_colors.dtype != colors.dtype:
+            v_colors = v_colors.to(colors.dtype)
+    return v_colors, None if depths is None else v_features[:, -1]
+
+
+def _background_gradients(transmittances: Tensor, v_colors: Tensor) -> Tensor:
+    """Sums T v over the pixels of each image. Returns [I, D]."""
+    # Contiguous and image by image, as the order of PyTorch's sums depends on strides and, on a GPU, on the number of
+    # sums.
+    weighted = (transmittances[..., None] * v_colors).contiguous()
+    sums = [of_image.sum((0, 1)) for of_image in weighted]
+    return torch.stack(sums) if sums else weighted.new_zeros(0, v_colors.shape[-1])
 
 
 def _ray_gradients(rays: Rays) -> Rays:
