@@ -12,7 +12,6 @@ from tests.support.closeness import assert_exact
 from tsplat import output_maps
 from tsplat.output_maps import DISTORTIONS, HITS, MEDIANS, RAY_NORMALS, SURFEL_NORMALS, Output, Rule, split_channels
 from tsplat.passes import replay_cache
-from tsplat.stages import call
 
 SQUARES = Output("squares", Rule.SUM, 2, lambda rows: torch.stack([rows.depths, rows.depths.square()], -1), "squares")
 
@@ -22,15 +21,11 @@ def squares_on_request(monkeypatch):
     """The argument ``return_normals`` asks for sums of z and z^2."""
     own = dataclasses.replace(SQUARES, argument="return_normals")
 
-    def forget():
-        call._checked.clear()
-        replay_cache.clear_caches()
-
     monkeypatch.setattr(output_maps, "ON_REQUEST", (own,))
     monkeypatch.setattr(output_maps, "IN_META", (own,))
-    forget()
+    replay_cache.clear_caches()
     yield
-    forget()
+    replay_cache.clear_caches()
 
 
 def test_channels_become_maps():
