@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 GENERAL = {"kernels/launch.py", "kernels/device_math.py", "kernels/compositing/footprints/interface.py"}
 """Files of kernels/ that every kernel needs, whatever it computes."""
 
-ASIDE = {f"stages/{name}.py" for name in ("agreement", "inputs", "validation", "shading", "meta")}
+ASIDE = {f"stages/{name}.py" for name in ("agreement", "inputs", "validation", "value_checks", "shading", "meta")}
 """Files that name ``means``, but are not on its path: they check it, describe it, or take directions from it."""
 
 

@@ -1183,6 +1183,8 @@ MUTANTS = [
     *_in("stages/validation.py", _torch("tests/stages/test_validation.py"),
         ("v_viewmats = v_viewmats + torch.autograd", "v_viewmats = torch.autograd", "gradient of view matrices lost"),
         ("torch.where(valid[..., None, None], v_viewmats, 0.0)", "v_viewmats", "gradient of a replaced camera kept"),
+    ),
+    *_in("stages/value_checks.py", _torch("tests/stages/test_validation.py"),
         ("(opacities < 0) | (opacities > 1)", "(opacities < 0)", "opacities above 1 accepted"),
     ),
     *_in("stages/validation.py", ("tests/stages/test_cameras.py",),

@@ -31,7 +31,8 @@ from .lens_models import LensArguments, add_lens, given_intrinsics, u_periods
 from .lidars import LidarLayout, check_no_lens
 from .options import Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
-from .validation import explain_sizes, mark_valid, raise_if_invalid, warn_if_nothing_is_visible
+from .validation import mark_valid
+from .value_checks import explain_sizes, raise_if_invalid, warn_if_nothing_is_visible
 
 
 @dataclasses.dataclass(eq=False)

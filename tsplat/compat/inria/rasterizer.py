@@ -28,7 +28,7 @@ from ...precision import full_precision
 from ...runtime.autograd import zeros_for
 from ...runtime.compilation import eager, with_plain_tensors
 from ...scalars import check_choice
-from ...stages.validation import raise_if_invalid
+from ...stages.value_checks import raise_if_invalid
 from ...strategies.relocation import compute_relocation as relocate
 from . import measures
 from .forks import refuse_arguments, refuse_method

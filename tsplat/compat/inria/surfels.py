@@ -14,7 +14,7 @@ from ...functional import (
     rasterize_to_pixels_2dgs,
 )
 from ...runtime.autograd import zeros_for
-from ...stages.validation import raise_if_invalid
+from ...stages.value_checks import raise_if_invalid
 from .rasterizer import NEAR, NUMERICS, TILE_SIZE, GaussianRasterizer, Pose, Screen
 from .returns import Names
 

@@ -11,8 +11,8 @@ from .... import ArgumentError, ShapeError
 from ....arguments import BOOLS, check_ids, check_tensor, compute_dtype
 from ....config import PRESETS, SH_NORMS
 from ....functional import shading
+from ....kernels_torch.validation import camera_centers
 from ....runtime.compilation import with_plain_tensors
-from ....stages import validation
 
 NUMERICS = PRESETS["gsplat-1.6"]
 """Numerics that compute camera centers as -R^T t."""
@@ -80,10 +80,10 @@ def _from_cameras(
     n_cameras, n_gaussians = viewmats.shape[-3], means.shape[-2]
     check_tensor("viewmats", viewmats, [*batch, n_cameras, 4, 4], "[..., C, 4, 4] with the batch dimensions of means")
     check_tensor("coeffs", coeffs, [None, None, None], "[N, K, D]")
-    centers = validation.camera_centers(viewmats, NUMERICS)
+    centers = camera_centers(viewmats, NUMERICS)
     if viewmats_rs is not None:
         check_tensor("viewmats_rs", viewmats_rs, list(viewmats.shape), "[..., C, 4, 4] as viewmats")
-        centers = (centers + validation.camera_centers(viewmats_rs, NUMERICS)) / 2
+        centers = (centers + camera_centers(viewmats_rs, NUMERICS)) / 2
     if batch_ids is not None and camera_ids is not None and gaussian_ids is not None:
         check_ids("batch_ids", batch_ids, math.prod(batch), [None], "[nnz]")
         check_ids("camera_ids", camera_ids, n_cameras, batch_ids.shape, "[nnz] as batch_ids")
