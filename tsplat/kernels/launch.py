@@ -15,7 +15,6 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..triton_cpu import flat_arguments, untraced
 from .prepare import COMPILER_OPTIONS, Run, Values, Vendor, prepare
-from .prepare import SMALL_STORAGE as SMALL_STORAGE
 
 GRID_MAX = 2**31 - 1
 
@@ -24,6 +23,9 @@ HIP_THREADS_MAX = 2**32 - 1
 
 AMD_PROGRAMS = HIP_THREADS_MAX // 1024
 """Number of programs up to which the number of threads need not be checked: a program has at most 1,024 threads."""
+
+SMALL_STORAGE = 2**31 - 1
+"""Bytes up to which Triton's AMD backend specializes on the size of a tensor's storage."""
 
 CPU_BLOCK = 16
 """Elements of a program on a CPU. Larger blocks do not fit into registers and take longer to compile."""
@@ -188,7 +190,8 @@ def _key_and_values(
                 key.append(None)
                 values.append(b"")  # takes no space among the arguments of compiled code
             else:
-                key.append(bool(parameter.annotation_type) or -(2**31) <= leaf < 2**31)
+                is_float64 = bool(parameter.annotation_type)  # Triton finds no type in "Int", the other annotation
+                key.append(is_float64 or -(2**31) <= leaf < 2**31)
                 values.append(leaf)
     if gpu is not None:
         key += [arguments.get(name, default) for name, default in COMPILER_OPTIONS.items()]

@@ -31,9 +31,6 @@ PATIENCE = 2.0
 PAUSE = 5.0
 """Seconds without compilation after which the next compilation counts as part of another call."""
 
-SMALL_STORAGE = 2**31 - 1
-"""Bytes up to which Triton's AMD backend specializes on the size of a tensor's storage."""
-
 
 def prepare(kernel: Any, gpu: int | None, arguments: dict[str, Any]) -> Run:
     """Compiles a kernel for arguments like these, for a GPU by its number, or for the CPU if it is None.

@@ -198,7 +198,7 @@ def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(chunk, cut_lis
 
 @pytest.mark.parametrize(("tile_size", "channels"), slow_after(1, [(8, 3), (16, 3), (16, 17)]))
 def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, channels, monkeypatch):
-    from tsplat.kernels.compositing import slots
+    from tsplat.kernels.compositing import slot_sums, slots
 
     structure = scenes.Structure(n=30, cameras=2, channels=channels, width=21, height=19, size=4.0, seed=5)
     scene = scenes.make(structure)
@@ -207,7 +207,8 @@ def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, channe
     monkeypatch.setattr(slots, "_entries", lambda *arguments: used.append(True) or assign(*arguments))
     shared, _ = _assert_exact(scene, **options)
     assert not used
-    monkeypatch.setattr(slots, "is_compiled_for_cpu", lambda tensor: False)
+    for module in (slots, slot_sums):
+        monkeypatch.setattr(module, "is_compiled_for_cpu", lambda tensor: False)
     replay_cache.clear_caches()
     own, _ = _assert_exact(scene, **options)
     assert used

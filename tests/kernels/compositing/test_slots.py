@@ -74,9 +74,10 @@ def test_backward_pass_reads_the_records_of_the_forward_pass(monkeypatch):
 @pytest.mark.parametrize(("tile_size", "channels"), [(4, 3), (16, 3), (16, 17)])
 def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monkeypatch):
     from tsplat.kernels import compositing
-    from tsplat.kernels.compositing import slots
+    from tsplat.kernels.compositing import slot_sums, slots
 
-    monkeypatch.setattr(slots, "is_compiled_for_cpu", lambda tensor: False)
+    for module in (slots, slot_sums):
+        monkeypatch.setattr(module, "is_compiled_for_cpu", lambda tensor: False)
     structure = scenes.Structure(n=60, cameras=2, channels=channels, width=21, height=19, size=6.0, seed=6)
     scene = scenes.make(structure, torch.float32)
     scene["opacities"] = 0.99 + 0 * scene["opacities"]
@@ -102,18 +103,18 @@ def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monke
 def test_spans_of_large_gaussians_give_the_same_sums_in_a_kernel_of_their_own(tile_size, channels, monkeypatch):
     import triton.language as tl
 
-    from tsplat.kernels.compositing import slots
+    from tsplat.kernels.compositing import slot_sums
 
     structure = scenes.Structure(n=40, cameras=2, channels=channels, width=61, height=47, size=2.0, seed=3)
     scene = scenes.make(structure, torch.float32)
     scene["scales"][::3] *= 20
-    launched, launch = [], slots._span_sum_kernel.launch
+    launched, launch = [], slot_sums._span_sum_kernel.launch
     monkeypatch.setattr(
-        slots._span_sum_kernel, "launch", lambda *args, **rest: (launched.append(1), launch(*args, **rest))
+        slot_sums._span_sum_kernel, "launch", lambda *args, **rest: (launched.append(1), launch(*args, **rest))
     )
     options, found = dict(tile_size=tile_size, absgrad=True, backend="triton"), []
     for tiles, expected in ((0, 1), (10**6, 0)):  # an image with more tiles has the kernel
-        monkeypatch.setattr(slots, "LARGE", tl.constexpr(tiles))
+        monkeypatch.setattr(slot_sums, "LARGE", tl.constexpr(tiles))
         launched.clear()
         found.append(run(scene, **options)[0])
         assert len(launched) == expected
@@ -128,12 +129,12 @@ def _size(size):
 @pytest.fixture
 def in_layers(monkeypatch):
     """Splits slots into layers of about 3000 bytes. Returns the numbers of layers of calls."""
-    from tsplat.kernels.compositing import slots
+    from tsplat.kernels.compositing import slot_layers
 
-    found, find = [], slots._find_layers
-    monkeypatch.setattr(slots, "LAYER_BYTES", 3000)
-    monkeypatch.setattr(slots, "LAYERS_MAX", 7)
-    monkeypatch.setattr(slots, "_find_layers", lambda n, *rest: (found.append(n), find(n, *rest))[1])
+    found, find = [], slot_layers._find_layers
+    monkeypatch.setattr(slot_layers, "LAYER_BYTES", 3000)
+    monkeypatch.setattr(slot_layers, "LAYERS_MAX", 7)
+    monkeypatch.setattr(slot_layers, "_find_layers", lambda n, *rest: (found.append(n), find(n, *rest))[1])
     yield found
     assert min(found) > 2
 
@@ -163,14 +164,14 @@ def _layered_scene(n=90):
 
 @pytest.mark.parametrize("case", list(LAYERED))
 def test_layers_give_the_same_bits(case, in_layers, monkeypatch):
-    from tsplat.kernels.compositing import slots
+    from tsplat.kernels.compositing import slot_layers
 
     function, options = LAYERED[case]
     scene, options = _layered_scene(), dict(packed=False, backend="triton") | options
     if function is tsplat.rasterization_2dgs:
         del scene["covars"], scene["camera_model"]
     with monkeypatch.context() as whole:
-        whole.setattr(slots, "LAYERS_MAX", 1)
+        whole.setattr(slot_layers, "LAYERS_MAX", 1)
         expected = _images_and_gradients(function, scene, **options)
         assert not in_layers
     replay_cache.clear_caches()

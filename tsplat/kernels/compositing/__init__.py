@@ -9,13 +9,17 @@ the part Gaussian by Gaussian, and loads the next record while it blends the cur
 chunks, which are composited by separate programs: a first kernel computes the product of 1 - alpha over each chunk,
 which gives T at the start of the next one; a last kernel adds up the colors of chunks.
 
+A pixel stops before the Gaussian that would reduce T to TRANSMITTANCE_MIN or less. In the forward pass, a negative T
+means that the pixel has stopped: its transmittance is |T|, and no later Gaussian changes it. Pixels outside the image
+or without a ray begin with T = -1.
+
 The backward pass walks back to front, starting from the remaining transmittance and dividing 1 - alpha out again. One
 recurrence replaces a buffer per channel. With v the gradient of the pixel, let behind_i = (sum over j > i of
 w_j (v . c_j) + T_end (v . background - v_alpha)) / T_(i + 1): v times the color that is visible behind Gaussian i.
 Then dL/d alpha_i = T_i (v . c_i - behind_i), and behind_(i - 1) = behind_i + alpha_i (v . c_i - behind_i). (Front to
 back, the sum would be a difference of large numbers.) The gradients of a Gaussian are linear in sums over pixels of
 g = alpha dL/d alpha times functions of the pixel. A program writes these sums to the slot of the list entry, and
-`slots` adds up the slots of each Gaussian. There are no atomics, so results are bit-reproducible.
+`slot_sums` adds up the slots of each Gaussian. There are no atomics, so results are bit-reproducible.
 
 **The data** of a tile with two parts and three intersections A, B and C, front to back:
 
@@ -30,7 +34,7 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
                 v     v
     slots      A A | B | C         one per entry, grouped by Gaussian               slots, composite_backward
                 \/
-    sums       A     B   C         added in a fixed order; then gradients           slots
+    sums       A     B   C         added in a fixed order; then gradients           slot_sums
 
 **The terms**:
 
@@ -49,13 +53,13 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     moment      one of the sums over pixels from which the gradients of an ellipse are computed
 
 **The files**, in the order of a call: the launchers below call `records` and `part_lists`, `chunks` if a list is cut,
-and `composite_forward`; then `slots`, `composite_backward`, and `slots` again. From 16 channels on, `features_forward`
-(if ``channel_chunk`` is at least 16, too) and `features_backward`, with `matrices`, replace the walks. `walk_steps` has
-the steps that walks share, `walk_arguments` their arguments and constants, `pixel_sums` the sums over the pixels of a
-part, `rays` the rays of pixels and their gradients, `beams` the bounds of the rays of a part, `distortion` the
-distortion of a feature, and `footprints` the math of a splat. `tuning` chooses parts, chunks and compiler options for a
-device. `kernels/scans.py` keeps lists within preallocated memory, and `alphas` finds the Gaussians that contribute to a
-pixel.
+and `composite_forward`; then `slots` (with `slot_layers` on a CPU), `composite_backward`, and `slot_sums`. From 16
+channels on, `features_forward` (if ``channel_chunk`` is at least 16, too) and `features_backward`, with `matrices`,
+replace the walks. `walk_steps` has the steps that walks share, `walk_arguments` their arguments and constants,
+`pixel_sums` the sums over the pixels of a part, `rays` the rays of pixels and their gradients, `beams` the bounds of
+the rays of a part, `distortion` the distortion of a feature, and `footprints` the math of a splat. `tuning` chooses
+parts, chunks and compiler options for a device. `kernels/scans.py` keeps lists within preallocated memory, and `alphas`
+finds the Gaussians that contribute to a pixel.
 """
 
 import torch
@@ -84,7 +88,8 @@ from .features_forward import features_fwd
 from .footprints import FOOTPRINTS
 from .part_lists import list_parts
 from .records import pack_records
-from .slots import assign_slots, sum_slots
+from .slot_sums import sum_slots
+from .slots import assign_slots
 from .tuning import part_shape
 from .walk_arguments import BandTask, Chunks, ImageGradients, Ranges
 

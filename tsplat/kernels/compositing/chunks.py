@@ -92,7 +92,6 @@ def _combine_kernel(
     first_chunk = tl.load(ranges.chunk_starts + index)
     end_chunk = tl.load(ranges.chunk_starts + index + 1)
     if (program == first_chunk) & (program < end_chunk):
-        # A negative T means that the pixel has stopped.
         transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
         pixel_end = tl.zeros([HEIGHT, WIDTH], tl.int32)
         color = (tl.zeros([HEIGHT, WIDTH], dtype),) * CHANNELS

@@ -11,7 +11,8 @@ from .distortion import begin_distortion, distortion_of_chunks
 from .pixel_sums import add_block, add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .records import OPACITY_VALUES, load_record
-from .slots import Layer, PartSlots, list_part
+from .slot_layers import Layer, list_part
+from .slots import PartSlots
 from .tuning import walk_options
 from .walk_arguments import BandTask, Chunks, Entries, ImageGradients, PartGrid, Ranges, Walk
 from .walk_steps import (

@@ -46,8 +46,7 @@ def _composite_fwd_kernel(
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     ADDED: tl.constexpr = FEATURES + WALK.DISTORTION
     UNROLL: tl.constexpr = WALK.UNROLL
-    # Begin: the entries and pixels of the program, and T in front of the entries. A negative T means that the pixel has
-    # stopped.
+    # Begin: the entries and pixels of the program, and T in front of the entries.
     program = tl.program_id(0)
     entry_range, pixels, is_unmasked, transmittance = begin_forward(
         program, ranges, masks, chunks.products, part_grid, rays, WALK, dtype

@@ -16,7 +16,8 @@ from ..device_math import load_tuple
 from ..launch import Int, kernel
 from .matrices import CHANNELS, GROUP, Products, kth, lanes_last, load_features, product, set_kth
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
-from .slots import Layer, PartSlots, list_part
+from .slot_layers import Layer, list_part
+from .slots import PartSlots
 from .tuning import group_options
 from .walk_arguments import BandTask, Chunks, Entries, ImageGradients, PartGrid, Ranges, Walk
 from .walk_steps import (

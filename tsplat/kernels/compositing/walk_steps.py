@@ -172,7 +172,6 @@ def begin_forward(
     is_unmasked = True
     if masks is not None:
         is_unmasked = tl.load(masks + (part_grid.first_tile + index % part_grid.n_tiles)) != 0
-    # A negative T means that the pixel has stopped.
     transmittance = tl.where(has_ray(pixels.position, pixels.inside), 1.0, -1.0).to(dtype)
     if products is not None:
         if entry_range.is_chunk & is_unmasked:
