@@ -77,7 +77,7 @@ def check_reset_up(page, camera):
 
     position = np.array(camera.position)
     wait_for(is_tilted, 120)
-    click(page, "Reset up")
+    click(page, "Turn upright")
     wait_for(lambda: tilt() < 1e-3, 120, every=0.1)
     assert np.allclose(camera.position, position, atol=1e-3)
 

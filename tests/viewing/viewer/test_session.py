@@ -196,7 +196,7 @@ def test_reset_view(session, client, models):
     assert np.allclose(up, -client_pose(client.camera).viewmat[1, :3]) and models[0].up == up.tolist()
     assert f"tsplat view --up {up[0]:.4g} {up[1]:.4g} {up[2]:.4g}" in client.status
     client.camera.up_direction = np.array([1.0, 0, 0])
-    control(client, "Reset up").use()
+    control(client, "Turn upright").use()
     assert np.allclose(client.camera.up_direction, models[0].up) and np.allclose(client.camera.position, 5)
     client.camera.up_direction = np.array([1.0, 0, 0])
     control(client, "Reset view").use()

@@ -239,7 +239,7 @@ class Panel:
             self._actions.reset_view,
         )
         self._callbacks.on_click(
-            gui.add_button("Reset up", color=SECONDARY, hint="Turns the camera upright, without moving it"),
+            gui.add_button("Turn upright", color=SECONDARY, hint="Turns the camera upright, without moving it"),
             self._actions.reset_up,
         )
         self._callbacks.on_click(
