@@ -31,7 +31,7 @@ COMMANDS = {
     "blocks": "train a large scene in blocks, and merge them",
     "share": "upload a model to the Hugging Face Hub",
     "pull": "download a model from the Hugging Face Hub",
-    "info": "print a summary of a model or a run",
+    "info": "print a summary of a model, a run or a capture",
     "doctor": "check the installation and the devices",
 }
 """The commands in order of use, and what each does."""

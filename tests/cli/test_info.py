@@ -5,7 +5,9 @@ import re
 import shutil
 
 import torch
+from PIL import Image
 
+from tests.support.captures import write_scene
 from tsplat import ArgumentError, cli
 from tsplat.support.locks import lock_folder
 
@@ -86,3 +88,20 @@ def test_info_describes_the_model_of_a_run_with_unknown_settings(stopped_run, mo
     assert "no setting a_new_one; describing only the model" in printed.err
     found = json.loads(printed.out)
     assert (found["count"], "run" in found) == (5, False)
+
+
+def test_info_describes_a_capture_and_names_the_next_command(tmp_path, capsys):
+    scene = write_scene(tmp_path / "my scene", n=9, points=7)
+    assert cli.main(["info", str(scene), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["photographs"], found["held_out"], found["cameras"], found["points"]) == (9, 2, 1, 7)
+    assert found["sizes"] == [{"width": 43, "height": 30, "count": 9}]
+    assert (found["camera_models"], found["mask_files"]) == (["pinhole"], 0)
+    masks = scene / "masks"
+    masks.mkdir()
+    Image.new("L", (43, 30), 255).save(masks / "03.png")
+    assert cli.main(["info", str(scene)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^photographs +9, of which 2 are held out$", out, re.MULTILINE)
+    assert re.search(r"^mask files +1$", out, re.MULTILINE)
+    assert out.endswith(f"next         tsplat train '{scene}' --out RUN\n")

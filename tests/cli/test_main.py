@@ -72,7 +72,10 @@ INVALID = [
     (["view", "folder.png"], "has neither meta.json"),
     (["view", "photos"], "photos: a folder of photographs, not a model; .* tsplat prepare photos --out SCENE"),
     (["info", "page.html"], "page.html: a page, which is opened in a web browser"),
-    (["info", "scene"], "scene: a scene of photographs and cameras, not a model; .*tsplat view scene; .*tsplat train"),
+    (
+        ["convert", "scene", "new.ply"],
+        "scene: a scene of photographs and cameras, not a model; .*tsplat view scene; .*tsplat train",
+    ),
     (["view", "/dev/zero"], "is a device"),
     (["view", "{model}", "missing.ply"], "missing.ply"),
     (["view", "{model}", "--address", ""], "cannot listen on ''"),

@@ -17,6 +17,7 @@ from typing import Any
 from .. import ArgumentError
 from ..scene import View, summarize
 from ..scene import prepare as run_prepare
+from ..scene.capture.captures import is_capture
 from ..scene.formats.checkpoints import is_run
 from ..support.extras import require, require_installed
 from ..support.process_identity import is_main_rank
@@ -24,6 +25,7 @@ from ..support.progress import stage_display
 from ..support.suggestions import list_names
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import find_run
+from .capture_summary import capture_lines, summarize_capture
 from .large_models import describe_memory, read_to_view, warn_user
 from .shared_options import run_folder
 from .shared_steps import launch, open_rows_of, options_of, print_next, result_only
@@ -166,6 +168,10 @@ def report(arguments: Namespace) -> int:
 
 def info(arguments: Namespace) -> int:
     """Runs ``tsplat info``."""
+    if arguments.model.is_dir() and is_capture(arguments.model) and not is_run(arguments.model):
+        found = summarize_capture(arguments.model)
+        print(json.dumps(found) if arguments.json else "\n".join(capture_lines(found)))
+        return 0
     if (arguments.model / "checkpoints").is_dir():
         from ..training.runs.run_summary import open_run
 
