@@ -184,6 +184,26 @@ def train_with_capacity(ranks, folder):
     return states[0] == states[1], capacities.count(None), capacities.count("auto")
 
 
+def train_selected_with_capacity(ranks, folder):
+    """Trains shards on what views show, with and without a capacity. Returns whether the states are equal, and the
+    capacities of the calls."""
+    (gaussians, views), states, capacities = make_places(), [], []
+    selection.ROWS_MIN = 8  # shards are small
+    capacity.UNCOUNTED = 2 * ranks.rank  # too small for rank 0
+    for choice in ("off", "on"):
+        config = RunConfig(
+            steps=4, views_per_step=2, strategy=None, backend="triton", capacity=choice, visible_adam="on",
+            parallel="shard",
+        )  # fmt: skip
+        trainer = Trainer(gaussians, views[:4], config, ranks)
+        gradients = trainer._view_gradients
+        gradients._render = functools.partial(recorded, capacities, gradients._render)
+        for _ in range(config.steps):
+            trainer.advance()
+        states.append(gathered_state(trainer, ranks))
+    return states[0] == states[1], capacities
+
+
 def train_degree_zero(ranks, folder):
     """Trains and refines a sharded scene of SH degree 0, whose tensor of higher degrees is empty."""
     scene = capture()
@@ -347,6 +367,7 @@ JOBS = {
     for job in (
         train,
         train_with_capacity,
+        train_selected_with_capacity,
         train_degree_zero,
         train_sizes,
         train_selected,

@@ -17,8 +17,8 @@ TIMEOUT = 600
 GROUPS = (
     "1:train,train_sizes",
     "4:train,train_sizes,save,load,train_selected",
-    "2:train,load,train_with_capacity,train_degree_zero,train_sizes,train_timed_and_extended,run_within_shards,"
-    "train_selected",
+    "2:train,load,train_with_capacity,train_selected_with_capacity,train_degree_zero,train_sizes,"
+    "train_timed_and_extended,run_within_shards,train_selected",
     "1:load,train_timed_and_extended",
     "3:load",
     "5:load",

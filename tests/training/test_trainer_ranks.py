@@ -47,6 +47,12 @@ def test_ranks_agree_to_render_again_if_a_capacity_was_too_small(rank_results):
         assert without < waiting < 2 * without  # without a capacity, and again after overflows of either rank
 
 
+def test_overflows_discard_the_gradients_of_what_views_show(rank_results):
+    for is_equal, capacities in rank_results.of("train_selected_with_capacity", 2):
+        assert is_equal
+        assert "auto" in capacities and capacities.count(None) > capacities.count("auto")  # some are rendered again
+
+
 def test_sharded_scene_of_degree_zero_is_refined(rank_results):
     assert rank_results.of("train_degree_zero", 2) == [213, 213]
 

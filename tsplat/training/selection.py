@@ -108,9 +108,7 @@ class Selection:
         params: The copies, [R, ...], by the names of the parameters; padding is filled with the first row.
     """
 
-    def __init__(
-        self, parameters: Parameters, rows: Tensor, *, renders_once: bool = True, refills: bool = False
-    ) -> None:
+    def __init__(self, parameters: Parameters, rows: Tensor, *, renders_once: bool, refills: bool) -> None:
         indices = rows.clamp_min(0)
         self.rows = rows
         self._parameters = parameters
@@ -128,6 +126,11 @@ class Selection:
         """Returns the selected Gaussians. Padding is transparent."""
         gaussians = self._parameters.gaussians(params=self.params)
         return _SelectedGaussians(**vars(gaussians), known_opacities=self._opacities)
+
+    def clear_gradients(self) -> None:
+        """Discards the gradients of the copies."""
+        for copy in self.params.values():
+            copy.grad = None
 
     def gradients(self) -> dict[str, Tensor]:
         """Returns the gradients that backward passes have accumulated, by the names of the parameters."""

@@ -174,7 +174,8 @@ class ViewGradients:
             return None
         n_calls = len(list(self._calls_of_ranks(step, views)))
         rows = rows if len(rows) else rows.new_zeros(1)
-        return Selection(self._parameters, rows, renders_once=n_calls == 1, refills=True)
+        renders_once = n_calls == 1 and self._capacity is None  # otherwise, views may be rendered again
+        return Selection(self._parameters, rows, renders_once=renders_once, refills=True)
 
     def _calls_of_ranks(self, step: int, views: Sequence[int]) -> Iterator[tuple[int, bool]]:
         """Yields the calls that render the views of a step; see :func:`.sampling.calls_of_ranks`."""
@@ -200,6 +201,8 @@ class ViewGradients:
         if self._capacity is None or not any(self._ranks.any([any_overflow(calls)], self._device)):
             return results
         self._parameters.clear_gradients()
+        if selection is not None:
+            selection.clear_gradients()
         if self.gains is not None:
             self.gains.discard()
         return self._accumulate(step, views, backgrounds, None, selection)
@@ -517,7 +520,9 @@ class ViewGradients:
 
         Does not wait for the device if `capacity` is a capacity per list, as in passes.
         """
-        parameters = self._parameters if inputs.rows is None else Selection(self._parameters, inputs.rows)
+        parameters: Parameters | Selection = self._parameters
+        if inputs.rows is not None:
+            parameters = Selection(self._parameters, inputs.rows, renders_once=True, refills=False)
         params = parameters.params
         n_views = self._config.views_per_step
         with self._autocasting(), deferred() as calls:
