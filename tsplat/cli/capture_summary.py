@@ -33,12 +33,12 @@ def summarize_capture(folder: Path) -> dict[str, Any]:
 
 def capture_lines(summary: dict[str, Any]) -> list[str]:
     """Returns a summary of :func:`summarize_capture` as lines of text."""
-    sizes = ", ".join(f"{size['count']:,} of {size['width']} × {size['height']}" for size in summary["sizes"][:3])
+    sizes = ", ".join(f"{size['count']:,} of {size['width']}×{size['height']}" for size in summary["sizes"][:3])
     more = len(summary["sizes"]) - 3
     return [
         f"capture      {summary['capture']}",
         f"photographs  {summary['photographs']:,}, of which {summary['held_out']:,} are held out",
-        f"sizes        {sizes}{f', and {more:,} other sizes' if more > 0 else ''} pixels, as trained",
+        f"sizes        {sizes} pixels{f', and {more:,} more' if more > 0 else ''}, as trained",
         f"cameras      {summary['cameras']:,} ({', '.join(summary['camera_models'])})",
         f"points       {summary['points']:,}",
         f"mask files   {summary['mask_files']:,}",

@@ -190,7 +190,7 @@ def _key_and_values(
                 key.append(None)
                 values.append(b"")  # takes no space among the arguments of compiled code
             else:
-                is_float64 = bool(parameter.annotation_type)  # Triton finds no type in "Int", the other annotation
+                is_float64 = bool(parameter.annotation_type)  # Triton assigns no type to the annotation "Int"
                 key.append(is_float64 or -(2**31) <= leaf < 2**31)
                 values.append(leaf)
     if gpu is not None:

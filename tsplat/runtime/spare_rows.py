@@ -1,6 +1,7 @@
 """Tensors with spare rows: their memory has room for more rows, so that rows can be appended without a copy.
 
-On Linux, memory becomes resident when it is first written. Spare rows of tensors on a CPU thus only take addresses.
+On Linux, memory becomes resident when it is first written. Spare rows of tensors on a CPU thus only reserve address
+space.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MARK = "_has_spare_rows"
 
 
 def with_spare_rows(rows: Tensor, n: int) -> Tensor:
-    """Returns a copy of a tensor in memory for n rows, or only for its own if others would take more than addresses."""
+    """Returns a copy of a tensor in memory for n rows, or only for its own if spare rows would take memory."""
     copy = _allocate(rows, n, rows.dtype) if n > len(rows) and _takes_only_addresses(rows) else None
     return rows.clone() if copy is None else copy.copy_(rows)
 

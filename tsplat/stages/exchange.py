@@ -35,7 +35,7 @@ class _GatherCameras(torch.autograd.Function):
         ctx.ranks, ctx.like = ranks, like
         columns = [t[0] for t in tensors if t is not None]
         packed = ranks.all_gather(_pack([(column, None) for column in columns]), ranks.n_cameras)
-        gathered = (_unpack(words, like) for words, like in zip(_split(packed, columns), columns, strict=True))
+        gathered = (_unpack(words, column) for words, column in zip(_split(packed, columns), columns, strict=True))
         cameras: Cameras = restore(like, [None if t is None else next(gathered)[None] for t in tensors])
         fields = camera_fields(cameras)
         constant = [getattr(cameras, name) for name, field in fields.items() if not field.differentiable]

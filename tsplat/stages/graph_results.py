@@ -51,4 +51,4 @@ def _plain(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> tuple[Tensor, Te
 
 
 GRAPH_RESULTS = Results(_sizes_are_known, _names, _unpack, _pack, _plain)
-"""Results of ``rasterization()`` in graphs of ``torch.compile``, where ``meta`` has tensors of fixed sizes only."""
+"""Describes these results to operators. ``meta`` has tensors of fixed sizes only."""

@@ -76,7 +76,7 @@ def route(ranks: RankGroup | None, sources: Sequence[range], targets: Sequence[r
 
     def move(rows: Tensor, out: Tensor | None = None) -> Tensor:
         if not rows.shape[1:].numel():  # gloo cannot send rows without columns
-            return rows.new_empty(sum(received), *rows.shape[1:])
+            return rows.new_empty(sum(received), *rows.shape[1:]) if out is None else out
         return ranks.all_to_all(rows[sent], counts, received, out)
 
     return move

@@ -38,9 +38,8 @@ from .view_gradients import ViewGradients
 PREFETCH_STEPS = 8
 """Number of steps for which images are prefetched."""
 
-
 SHARE_MARGIN = 17 / 16
-"""Number of Gaussians of a rank that a refinement may reach before it shares them out again, relative to its share."""
+"""Number of Gaussians that a rank may have before they are resharded, relative to its share."""
 
 REMOVAL_VIEWS = 30
 """Number of views, at most, with which the strategy finds which Gaussians to remove."""

@@ -127,7 +127,8 @@ def _has_scalef(e: Emitter, type: Type) -> bool:
 
 
 def _scale(e: Emitter, type: Type, x: str, n: str) -> str:
-    """Computes x 2^n for an integer n in the range that `exp2` clamps to. A subnormal result is rounded only once."""
+    """Computes x 2^n for an integer n in the range that `exp2` clamps to, or with `_has_scalef` for any integer n. A
+    subnormal result is rounded only once."""
     code, form = e.code, FORMATS[type.element]
     if _has_scalef(e, type):
         arguments = [(type.llvm, x), (type.llvm, n), (type.llvm, "zeroinitializer"), ("i16", "-1"), ("i32", "4")]

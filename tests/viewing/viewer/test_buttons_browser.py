@@ -62,7 +62,7 @@ def check_movements(page, camera, touch):
         changes(lambda key=key: press(page, key, seconds=0.5), index)
 
 
-def check_reset_up(page, camera):
+def check_turn_upright(page, camera):
     """Levels a camera that is tilted, where it is."""
 
     def tilt():
@@ -97,7 +97,7 @@ def test_buttons(size):
             for full in (True, False):
                 click(page, "Full screen")
                 wait_for(lambda full=full: page.evaluate("Boolean(document.fullscreenElement)") == full, every=0.1)
-            check_reset_up(page, camera)
+            check_turn_upright(page, camera)
             open_tab(page, "Video")
             for x in (-1.0, 0.0, 1.0):
                 n = len(keyframes.cameras)

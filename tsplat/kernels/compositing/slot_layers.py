@@ -1,6 +1,6 @@
 """Layers of slots, which only the backward pass on a CPU has.
 
-Slots take much memory. A CPU computes them in **layers**, ranges of Gaussians by depth, the last layer first. As
+Slots take a lot of memory. A CPU computes them in **layers**, ranges of Gaussians by depth, the last layer first. As
 Gaussian-major order is by depth, the slots of a layer are contiguous, and so are its intersections in each tile. A walk
 stores the state of its pixels for the walk of the layer in front. Bits are the same as with a single layer.
 

@@ -47,7 +47,7 @@ class Actions:
     open_model: Callable[[str], str] | None
     upload: Callable[[str, bytes], str] | None
     reset_view: Callable[[], None]
-    reset_up: Callable[[], None]
+    turn_upright: Callable[[], None]
     set_up: Callable[[], str]
     screenshot: Callable[[], str]
     set_fov: Callable[[float], None]
@@ -240,7 +240,7 @@ class Panel:
         )
         self._callbacks.on_click(
             gui.add_button("Turn upright", color=SECONDARY, hint="Turns the camera upright, without moving it"),
-            self._actions.reset_up,
+            self._actions.turn_upright,
         )
         self._callbacks.on_click(
             gui.add_button("Up from this view", color=SECONDARY, hint="Sets the up direction to that of the image"),

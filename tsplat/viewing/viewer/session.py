@@ -85,7 +85,7 @@ class Session:
                 open_model=open_model and partial(self._open_model, open_model),
                 upload=open_model and partial(self._upload, open_model),
                 reset_view=self._reset_view,
-                reset_up=self._reset_up,
+                turn_upright=self._turn_upright,
                 set_up=self._set_up,
                 screenshot=self._screenshot,
                 set_fov=self._set_fov,
@@ -321,7 +321,7 @@ class Session:
             camera.fov = math.radians(fov)
         self._change()
 
-    def _reset_up(self) -> None:
+    def _turn_upright(self) -> None:
         """Turns the camera upright without moving it."""
         self._client.camera.up_direction = np.array(self._panel.model.up)
         self._change()
