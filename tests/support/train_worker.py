@@ -190,6 +190,7 @@ def train_selected_with_capacity(ranks, folder):
     (gaussians, views), states, capacities = make_places(), [], []
     selection.ROWS_MIN = 8  # shards are small
     capacity.UNCOUNTED = 2 * ranks.rank  # too small for rank 0
+    capacity._automatic.clear()  # earlier jobs have chosen capacities
     for choice in ("off", "on"):
         config = RunConfig(
             steps=4, views_per_step=2, strategy=None, backend="triton", capacity=choice, visible_adam="on",
